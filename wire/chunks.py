@@ -1,25 +1,27 @@
 """What a session and a tensor channel say to each other: where bytes of a tensor come from and where they go.
 
-The session moves records and knows nothing of tensors; the channel automata (sending.py, slots.py) know tensors and no records.  Between them stand the two
-protocols of this file and nothing else.  They are pull on the way out (the writer asks for the next chunk when its socket takes one, so the order can still
-change until the last moment, and a cancelled tensor costs at most the one chunk that is under way) and "where shall I put it" on the way in (the record is
-decrypted once, straight into its final memory).
+The session moves records and knows nothing of tensors; the channel automata (sending.py, slots.py) know tensors and no records.
+Between them stand the two protocols of this file and nothing else.  They are pull on the way out: the writer asks for the next
+chunk when its socket takes one, so the order can change until the last moment, and a cancelled tensor costs at most the one chunk
+that is under way.  On the way in they are "where shall I put it": a record is decrypted once, straight into its final memory.
 
-A chunk is not resumable within itself: whoever took a chunk from a source sends all of it, whoever was told a place fills all of it.
+A chunk is not divisible: whoever took a chunk from a source sends all of it, whoever was told a place fills all of it.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 
-class OutChunk(NamedTuple):
-    """One chunk to send: the slot and index that it goes to, its bytes (a view of the caller's buffer, no copy) and the CHUNK flags (0 = plain)."""
+@dataclass(frozen=True, slots=True)
+class OutChunk:
+    """One chunk to send."""
 
     slot: int
     index: int
-    data: memoryview
-    flags: int
+    data: memoryview  # a view of the caller's buffer, no copy; format "B"
+    flags: int  # of the CHUNK frame: 0 = plain
 
 
 class ChunkSource(Protocol):
@@ -32,18 +34,18 @@ class ChunkSource(Protocol):
     def next_chunk(self) -> OutChunk | None:
         """Hand over the next chunk; None when nothing is ready (``Session.source_ready`` is called when that changes).
 
-        The caller sends all bytes of the chunk even if its tensor is cancelled meanwhile, because the CHUNK header has already said the length.
+        The caller sends every byte of it even if its tensor is cancelled meanwhile: the CHUNK frame has already said the length.
         """
 
 
 class ChunkSink(Protocol):
-    """The receiving side of a channel, as the session sees it.  On one stream calls alternate: place, placed, place, placed ..."""
+    """The receiving side of a channel, as the session sees it.  On one stream the calls alternate: place, placed, place ..."""
 
     def place(self, slot: int, index: int, length: int, flags: int) -> memoryview:
-        """Return a writable view of exactly ``length`` bytes for the chunk that was announced: memory of the slot, or scratch that nobody reads.
+        """Return a writable view (format "B") of exactly ``length`` bytes: memory of the slot, or scratch that nobody reads.
 
-        Raises RemoteProtocolError when no honest sender could send this chunk.  The view may be written until ``placed`` is called for it.
+        Raises RemoteProtocolError when no honest sender could send this chunk.  The view may be written until ``placed``.
         """
 
     def placed(self, slot: int, index: int) -> None:
-        """Say that all bytes of the chunk are authenticated and written.  Never called for a chunk whose record failed to verify."""
+        """All bytes of the chunk are authenticated and written.  Never called for a chunk of which a record failed to verify."""
