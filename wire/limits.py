@@ -1,0 +1,214 @@
+"""Every limit, window, rate and deadline of the wire protocol, in one frozen value that is handed down.
+
+Why one place.  A limit that lives next to its use is found by nobody: it cannot be lowered for a test, cannot be compared with the
+limit that must be larger than it, and a stranger finds the one that was forgotten.  Here each has a reason beside it, and the
+order in which they must nest is checked when the value is made.
+
+Reading the names: `_bytes`, `_s`, `_per_s` are units; a `_burst` is the size of the token bucket whose rate stands before it.
+Deadlines are ceilings for strangers; for a peer with history the caller passes `clamp(4 * (median + 4 * spread), 1 s, ceiling)`.
+
+Test code shrinks single values with `dataclasses.replace(DEFAULT_LIMITS, record_rekey_records=16)`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits of one node.  Raises ValueError when two of them contradict each other."""
+
+    # Hello and handshake
+    hello_max_bytes: int = 512  # three short lists and a nonce; keeps the clear part in one segment
+    hello_context_max_bytes: int = 32  # the punch nonce needs 16
+    handshake_message_max_bytes: int = 4 * KIB  # message 2 needs ~250; room for appended items
+    preauth_max_bytes: int = 16 * KIB  # all memory of a connection before authentication
+    handshake_timeout_s: float = 10.0  # from accept or connect to HELLO: 3 RTT plus a SYN-like loss and repeat at 3 s
+
+    # Records
+    record_plaintext_max_bytes: int = 256 * KIB  # larger gains nothing, smaller costs 20-40 us of Python a record
+    record_plaintext_min_bytes: int = 16 * KIB  # smallest scheduling quantum of a slow line
+    record_plaintext_start_bytes: int = 64 * KIB  # until the rate is known
+    record_quantum_s: float = 0.005  # the sender's record is this long at the lane's rate
+    record_rekey_records: int = 1 << 20  # sender changes its key at either
+    record_rekey_bytes: int = 64 * GIB
+    record_refuse_records: int = 1 << 22  # receiver ends the connection at either: AES-GCM stays at ~2^-60
+    record_refuse_bytes: int = 256 * GIB
+    hello_frame_max_bytes: int = 8 * KIB
+    hello_update_interval_s: float = 5.0
+    hello_update_burst: int = 5
+
+    # Messages
+    message_max_bytes: int = 64 * KIB  # one record, so that nothing is ever reassembled
+    message_depth_max: int = 8
+    message_array_max: int = 1024
+    open_meta_max_bytes: int = 4 * KIB
+    protocol_name_max_bytes: int = 64
+    detail_max_bytes: int = 128
+    agent_max_bytes: int = 64
+    features_max: int = 64
+
+    # Flow control
+    stream_window_control_bytes: int = 64 * KIB  # class 1
+    stream_window_bulk_bytes: int = 4 * MIB  # classes 2-4: 336 Mbit/s at 100 ms
+    stream_window_min_bytes: int = 64 * KIB  # HELLO may lower the bulk window to this
+    stream_window_max_bytes: int = 32 * MIB  # 1 Gbit/s x 250 ms
+    connection_window_control_bytes: int = 1 * MIB
+    connection_window_lane_bytes: int = 16 * MIB
+    connection_window_mixed_bytes: int = 16 * MIB  # a control connection that carries all classes is a lane, too
+    connection_window_guest_bytes: int = 256 * KIB
+    connection_window_max_bytes: int = 64 * MIB
+    unread_budget_bytes: int = 2 * GIB  # with 25 % of RAM, whichever is less
+    credit_return_fraction: float = 0.25  # CREDIT is sent when this share of the window was read
+
+    # Priorities
+    control_share: float = 0.10  # classes 0 and 1 while others wait, of control_share_window_s
+    control_share_window_s: float = 0.1
+    class_weights: tuple[int, int, int] = (16, 4, 1)  # classes 2, 3, 4
+
+    # Session
+    inbound_streams_max: int = 256
+    inbound_backlog_max: int = 64  # opened by the peer and not accepted yet
+    opens_per_s: float = 200.0
+    opens_burst: int = 400
+    resets_per_s: float = 100.0
+    resets_burst: int = 200
+    pings_per_s: float = 20.0
+    pings_burst: int = 100  # a burst of pings that the network held up for 30 s is 6; four such links over one relay fit easily
+    credits_per_s: float = 200.0  # plus one per credits_free_bytes that we sent
+    credits_burst: int = 400
+    credits_free_bytes: int = 64 * KIB
+    replies_waiting_max: int = 1024
+    pongs_waiting_max: int = 4
+    draining_timeout_s: float = 30.0
+    ping_interval_s: float = 5.0
+    dead_after_s: float = 10.0  # or dead_after_rtts, whichever is longer, with two pings open
+    dead_after_rtts: float = 8.0
+    ping_open_max: int = 2
+    rtt_samples: int = 64
+    write_stalled_s: float = 30.0
+    idle_connection_s: float = 300.0
+
+    # Tensors
+    tensor_max_bytes: int = 256 * MIB
+    chunk_bytes: int = 256 * KIB  # one record
+    slots_open_max: int = 64
+    channel_name_max_bytes: int = 64
+    tensor_key_max_bytes: int = 64
+    tensor_tags_max: int = 4
+    delivered_keys_max: int = 65_536
+    dones_repeated: int = 64
+    channel_kept_s: float = 60.0  # a channel outlives its connections this long
+
+    # Addresses and dialling
+    address_max_bytes: int = 256
+    addresses_per_peer_max: int = 16
+    capabilities_max: int = 32
+    dials_per_target_per_s: float = 3.0  # to one target IP, so that records cannot aim the swarm at a victim
+    dials_at_once_per_peer: int = 8
+    dial_timeout_s: float = 5.0  # one attempt
+    dial_stagger_s: float = 0.25  # RFC 8305
+    dial_stagger_private_s: float = 0.03
+    dial_stagger_circuit_s: float = 0.5
+    dial_backoff_base_s: float = 5.0  # 5 s + 1 s * n^2
+    dial_backoff_max_s: float = 300.0
+
+    # Connections
+    half_open_max: int = 64  # handshakes under way
+    half_open_per_ip: int = 8
+    connects_per_ip_per_s: float = 5.0  # ~1 ms of CPU each
+    connects_per_ip_burst: int = 64
+    connections_per_ip_guests: int = 16
+    connections_per_ip_members: int = 64  # one router may hide a lab
+    connections_per_peer: int = 6  # 1 control + 4 lanes + 1 for replacing
+    inbound_connections_max: int = 512  # with a quarter of the file descriptors, whichever is less
+    inbound_members_share: float = 0.10
+    accept_error_pause_s: float = 0.1
+    duplicate_ping_timeout_s: float = 3.0
+
+    # Signed statements
+    envelope_max_bytes: int = 64 * KIB
+    peer_record_max_bytes: int = 2 * KIB
+    expiry_grace_s: float = 300.0  # wall clocks of contributors
+    verified_cache_max: int = 4096
+    verifications_inline_per_s: float = 200.0  # above, through the offload hook
+    peer_record_life_s: float = 7200.0
+    peer_record_renew_s: float = 3600.0  # +- 10 %
+    peer_record_interval_s: float = 10.0
+
+    # Discovery
+    seeds_max: int = 64
+    seed_stagger_s: float = 0.25
+    seed_retry_min_s: float = 1.0
+    seed_retry_max_s: float = 60.0
+    seed_file_check_s: float = 60.0
+    seed_resolve_s: float = 600.0
+    seeds_released_at_peers: int = 8
+    seed_revisit_min_s: float = 600.0
+    seed_revisit_max_s: float = 1200.0
+    known_peers_max: int = 1000
+    known_peers_write_s: float = 60.0
+    known_peers_delay_s: float = 2.0
+    known_peers_dialled: int = 4
+    dial_hint_life_s: float = 30 * 86400.0
+    peer_book_max: int = 4096  # a run
+    peer_book_network_share: float = 0.25  # from one /16, in `internet` scope
+    exchange_records_max: int = 24  # they fit one message
+    exchange_interval_s: float = 60.0
+    exchange_first_s: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
+    exchange_answer_interval_s: float = 5.0
+    exchange_answer_burst: int = 5
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if any(number <= 0 for number in (value if isinstance(value, tuple) else (value,))):
+                raise ValueError(f"{field.name} must be above zero, is {value}")
+        for small, large in _NESTED:
+            if getattr(self, small) > getattr(self, large):
+                raise ValueError(
+                    f"{small} = {getattr(self, small)} must not be above {large} = {getattr(self, large)}"
+                )
+
+
+# What must not be larger than what.  A pair that is the wrong way round would make a well-behaved peer look hostile, or wait for ever.
+_NESTED: tuple[tuple[str, str], ...] = (
+    ("hello_max_bytes", "preauth_max_bytes"),
+    ("handshake_message_max_bytes", "preauth_max_bytes"),
+    ("record_plaintext_min_bytes", "record_plaintext_start_bytes"),
+    ("record_plaintext_start_bytes", "record_plaintext_max_bytes"),
+    ("record_rekey_records", "record_refuse_records"),
+    ("record_rekey_bytes", "record_refuse_bytes"),
+    ("message_max_bytes", "record_plaintext_max_bytes"),
+    ("message_max_bytes", "stream_window_control_bytes"),  # else a whole message could never be sent
+    ("message_max_bytes", "stream_window_min_bytes"),
+    ("open_meta_max_bytes", "message_max_bytes"),
+    ("hello_frame_max_bytes", "message_max_bytes"),
+    ("envelope_max_bytes", "message_max_bytes"),
+    ("chunk_bytes", "record_plaintext_max_bytes"),
+    ("chunk_bytes", "tensor_max_bytes"),
+    ("stream_window_control_bytes", "connection_window_guest_bytes"),
+    ("stream_window_control_bytes", "connection_window_control_bytes"),
+    ("stream_window_min_bytes", "stream_window_bulk_bytes"),
+    ("stream_window_bulk_bytes", "stream_window_max_bytes"),
+    ("stream_window_bulk_bytes", "connection_window_mixed_bytes"),
+    ("connection_window_mixed_bytes", "connection_window_max_bytes"),
+    ("connection_window_lane_bytes", "connection_window_max_bytes"),
+    ("inbound_backlog_max", "inbound_streams_max"),
+    ("ping_interval_s", "dead_after_s"),
+    ("dead_after_s", "draining_timeout_s"),
+    ("dial_timeout_s", "handshake_timeout_s"),
+    ("half_open_per_ip", "half_open_max"),
+    # FIND-15: a record that is renewed later than it expires makes a live peer disappear.
+    ("peer_record_renew_s", "peer_record_life_s"),
+    ("peer_record_interval_s", "peer_record_renew_s"),
+    ("seed_retry_min_s", "seed_retry_max_s"),
+    ("dial_backoff_base_s", "dial_backoff_max_s"),
+)
+
+DEFAULT_LIMITS = Limits()
