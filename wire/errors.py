@@ -3,8 +3,8 @@
 One number space serves four places on the wire (hello refusals, RESET, GOAWAY, Done), so that a cause keeps its number however it
 travels, and one exception class belongs to each number, so that a caller catches `RateLimited` instead of comparing numbers.
 
-What goes wrong without this.  "Refused", "full" and "down" read alike and a contributor believes to be banned; a peer's mistake is
-blamed on our own code; and text made by a stranger is printed raw into a terminal or a log line.  Hence three rules.
+What goes wrong without this.  "Refused", "full" and "down" read alike and a contributor believes to be banned; a peer's mistake
+is blamed on our own code; and text made by a stranger is printed raw into a terminal or a log line.  Hence three rules.
 
 * `local` says whose fault it is: True means that this process misused something, or that the peer says so of us.
 * `retryable` is a property of the code (table below), never a guess at the place of the `except`.
@@ -107,30 +107,33 @@ ADVICE: dict[Code, str] = {
 
 
 def printable(text: str | bytes, max_bytes: int = TEXT_MAX_BYTES) -> str:
-    """Foreign text made harmless: ASCII only, controls, backslashes and everything else escaped, at most `max_bytes` bytes."""
+    """Foreign text made harmless: printable ASCII as it is, all else escaped, at most `max_bytes` bytes, the cut shown as "...".
+
+    Applying it twice changes nothing, so that text may pass through several errors; the price is that a backslash stays one.
+    """
     # The cut before the loop bounds the work; no character becomes shorter by escaping.
     source = text[: max_bytes + 1].decode("latin-1") if isinstance(text, bytes) else text[: max_bytes + 1]
-    raw = isinstance(text, bytes)
     parts: list[str] = []
     size = 0
     for char in source:
-        number = ord(char)
-        if 32 <= number < 127 and char != "\\":
-            piece = char
-        elif char == "\\":
-            piece = "\\\\"
-        elif raw or number < 0x80:
-            piece = f"\\x{number:02x}"
-        else:
-            piece = f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+        piece = char if " " <= char <= "~" else _escape(ord(char))
         if size + len(piece) > max_bytes:
             # Make room for the mark that shows the cut.
-            while parts and size + 3 > max_bytes:
+            while parts and size + len(_CUT) > max_bytes:
                 size -= len(parts.pop())
-            return "".join(parts) + "..."[: max_bytes - size]
+            return "".join(parts) + _CUT[: max_bytes - size]
         parts.append(piece)
         size += len(piece)
     return "".join(parts)
+
+
+_CUT = "..."
+
+
+def _escape(number: int) -> str:
+    if number < 0x100:
+        return f"\\x{number:02x}"
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
 class WireError(Exception):
@@ -215,7 +218,7 @@ class LimitExceeded(WireError):
 
 
 class ConnectionLost(WireError):
-    """The connection ended without a GOAWAY.  `cause` is what was seen (an exception or a sentence); connecting again may help."""
+    """The connection ended without a GOAWAY.  `cause`: an exception or a sentence.  Connecting again may help."""
 
     default_code = Code.INTERNAL
 
@@ -254,7 +257,7 @@ ERRORS: dict[Code, type[WireError]] = {code: _class_for(code) for code in Code}
 
 
 def known_code(code: int, detail: str | bytes = "") -> tuple[Code, str]:
-    """The code as this version knows it, and the escaped detail; an unknown number becomes INTERNAL and is named in the detail."""
+    """The code as this version knows it, and the escaped detail; an unknown number becomes INTERNAL, named in the detail."""
     text = printable(detail)
     try:
         return Code(code), text

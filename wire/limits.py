@@ -1,8 +1,8 @@
 """Every limit, window, rate and deadline of the wire protocol, in one frozen value that is handed down.
 
-Why one place.  A limit that lives next to its use is found by nobody: it cannot be lowered for a test, cannot be compared with the
-limit that must be larger than it, and a stranger finds the one that was forgotten.  Here each has a reason beside it, and the
-order in which they must nest is checked when the value is made.
+Why one place.  A limit that lives next to its use is found by nobody: it cannot be lowered for a test, cannot be compared with
+the limit that must be larger than it, and a stranger finds the one that was forgotten.  Here each has a reason beside it, and
+the order in which they must nest is checked when the value is made.
 
 Reading the names: `_bytes`, `_s`, `_per_s` are units; a `_burst` is the size of the token bucket whose rate stands before it.
 Deadlines are ceilings for strangers; for a peer with history the caller passes `clamp(4 * (median + 4 * spread), 1 s, ceiling)`.
@@ -171,12 +171,10 @@ class Limits:
                 raise ValueError(f"{field.name} must be above zero, is {value}")
         for small, large in _NESTED:
             if getattr(self, small) > getattr(self, large):
-                raise ValueError(
-                    f"{small} = {getattr(self, small)} must not be above {large} = {getattr(self, large)}"
-                )
+                raise ValueError(f"{small} = {getattr(self, small)} must not be above {large} = {getattr(self, large)}")
 
 
-# What must not be larger than what.  A pair that is the wrong way round would make a well-behaved peer look hostile, or wait for ever.
+# What must not be larger than what.  A pair the wrong way round would make a well-behaved peer look hostile, or wait for ever.
 _NESTED: tuple[tuple[str, str], ...] = (
     ("hello_max_bytes", "preauth_max_bytes"),
     ("handshake_message_max_bytes", "preauth_max_bytes"),
@@ -189,7 +187,7 @@ _NESTED: tuple[tuple[str, str], ...] = (
     ("message_max_bytes", "stream_window_min_bytes"),
     ("open_meta_max_bytes", "message_max_bytes"),
     ("hello_frame_max_bytes", "message_max_bytes"),
-    ("envelope_max_bytes", "message_max_bytes"),
+    ("peer_record_max_bytes", "hello_frame_max_bytes"),
     ("chunk_bytes", "record_plaintext_max_bytes"),
     ("chunk_bytes", "tensor_max_bytes"),
     ("stream_window_control_bytes", "connection_window_guest_bytes"),
@@ -201,8 +199,6 @@ _NESTED: tuple[tuple[str, str], ...] = (
     ("connection_window_lane_bytes", "connection_window_max_bytes"),
     ("inbound_backlog_max", "inbound_streams_max"),
     ("ping_interval_s", "dead_after_s"),
-    ("dead_after_s", "draining_timeout_s"),
-    ("dial_timeout_s", "handshake_timeout_s"),
     ("half_open_per_ip", "half_open_max"),
     # FIND-15: a record that is renewed later than it expires makes a live peer disappear.
     ("peer_record_renew_s", "peer_record_life_s"),
