@@ -1,0 +1,209 @@
+"""The messages of the wire itself, field by field.
+
+One place for all of them: which number is taken, which field comes at which place and how large it may be is the protocol, and
+a change here is a change of protocol.  `schema.py` turns classes into bytes, `unpacking.py` bounds bytes from strangers.
+
+Three kinds.  Frame bodies (FRAME) carry no type number, the frame's type says what they are.  Channel messages travel on the
+message stream of a tensor channel.  Discovery messages are `px/1`.  Numbers 1..63 are ours, in order of invention, never reused.
+
+Not checked here, because one message alone cannot show it: whether a slot was posted, a shape is the expected one, a peer record
+is signed by the channel's own key.  Those belong to the automata that know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from wire.limits import DEFAULT_LIMITS
+from wire.schema import FRAME, Count, Key, KeyBytes, Range, Size, decode, encode, message
+from wire.unpacking import pack, unpack
+
+__all__ = [
+    "FRAME",
+    "AcceptBody",
+    "Begin",
+    "Count",
+    "Done",
+    "Drop",
+    "Key",
+    "KeyBytes",
+    "OpenBody",
+    "PeerRecord",
+    "Range",
+    "Records",
+    "SessionHello",
+    "Size",
+    "Slot",
+    "Unslot",
+    "Want",
+    "decode",
+    "encode",
+    "message",
+    "pack",
+    "unpack",
+]
+
+_L = DEFAULT_LIMITS
+
+U8 = Annotated[int, Range(0, 2**8 - 1)]
+U16 = Annotated[int, Range(0, 2**16 - 1)]
+U32 = Annotated[int, Range(0, 2**32 - 1)]
+U64 = Annotated[int, Range(0, 2**64 - 1)]
+Offset = Annotated[int, Range(0, 2**62)]  # of bytes in a stream; far from where sums of two would overflow 64 bits
+TensorKey = Annotated[Key, KeyBytes(_L.tensor_key_max_bytes)]
+TensorBytes = Annotated[int, Range(0, _L.tensor_max_bytes)]
+Token = Annotated[bytes, Size(8)]
+Envelope = Annotated[bytes, Size(max=_L.peer_record_max_bytes)]
+AddressText = Annotated[str, Size(max=_L.address_max_bytes)]
+
+# One bit a chunk of the largest tensor.
+BITMAP_MAX_BYTES = _L.tensor_max_bytes // _L.chunk_bytes // 8
+RANK_MAX = 8  # dimensions of a tensor; the largest use is (microbatch, batch, length, heads, width)
+
+
+@message(FRAME, extensible=True)
+@dataclass(frozen=True, slots=True)
+class SessionHello:
+    """Body of HELLO: the first frame each way; sent again whole, with a higher revision, when something changed."""
+
+    revision: U32
+    boot_id: Annotated[bytes, Size(8)]
+    """Random for each start of the process: two of them behind one id are two processes."""
+    agent: Annotated[str, Size(max=_L.agent_max_bytes)]
+    """Name and version of the program; for people, never parsed."""
+    features: Annotated[tuple[Annotated[str, Size(max=64)], ...], Count(_L.features_max)]
+    """What the sender understands beyond the version; unknown ones are ignored."""
+    peer_record: Envelope
+    """The sender's signed record, `plw/peer/1`; empty while it has none."""
+    observed: AddressText
+    """The receiver's address as the sender sees it; empty on circuits."""
+    bulk_window: Annotated[int, Range(_L.stream_window_min_bytes, _L.stream_window_max_bytes)]
+    """Start credit, in bytes, of byte streams of class 2-4 towards the sender."""
+    max_streams: U16
+    """Inbound streams that the sender keeps at once."""
+
+
+@message(FRAME)
+@dataclass(frozen=True, slots=True)
+class OpenBody:
+    """Body of OPEN."""
+
+    kind: Annotated[int, Range(0, 2)]
+    """`events.Kind`: message, byte, chunks."""
+    protocol: Annotated[str, Size(max=_L.protocol_name_max_bytes)]
+    cls: Annotated[int, Range(1, 4)]
+    """Class of priority: control, boundary, bulk, background."""
+    credit: Offset
+    """Bytes that the opener is ready to receive."""
+    meta: Annotated[bytes, Size(max=_L.open_meta_max_bytes)]
+
+
+@message(FRAME)
+@dataclass(frozen=True, slots=True)
+class AcceptBody:
+    """Body of ACCEPT."""
+
+    credit: Offset
+    """Absolute limit of what the opener may send; at least the start credit that it has assumed."""
+
+
+@message(1)
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Receiver to sender: you may send this tensor (no key: your next one) of at most `max_bytes`.  Ids ascend, none comes twice."""
+
+    slot: U32
+    key: TensorKey | None
+    max_bytes: TensorBytes
+    token: Token | None = None
+    """After a reconnect: the encoding that is partly here."""
+    bitmap: Annotated[bytes, Size(max=BITMAP_MAX_BYTES)] | None = None
+    """Its complete chunks; bit i of byte i // 8, lowest first."""
+
+
+@message(2)
+@dataclass(frozen=True, slots=True)
+class Unslot:
+    """Receiver to sender: the slot is withdrawn; what was sent into it is drained."""
+
+    slot: U32
+
+
+@message(3)
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Sender to receiver: what goes into a slot.  Anything but what the receiver expects is answered with Done(EXPECTATION)."""
+
+    slot: U32
+    key: TensorKey
+    order: U64
+    """Age: the lowest goes first within its class."""
+    dtype: U8
+    """`tensor.DType`."""
+    shape: Annotated[tuple[U32, ...], Count(RANK_MAX)]
+    codec: U16
+    raw_len: TensorBytes
+    """Bytes of the whole encoding, before lossless compression."""
+    token: Token
+    """Random for each encoding: the same token means the same bytes."""
+    tags: Annotated[tuple[U32, ...], Count(_L.tensor_tags_max)] = ()
+    """Small integers that the codec defines."""
+
+
+@message(4)
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Receiver to sender: how it ended.  OK = every byte authenticated and the tensor handed over, once."""
+
+    slot: U32
+    key: TensorKey
+    code: U16
+    """`errors.Code`."""
+
+
+@message(5)
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Sender to receiver: a tensor that was begun will not be completed."""
+
+    slot: U32
+    key: TensorKey
+    code: U16
+
+
+@message(6)
+@dataclass(frozen=True, slots=True)
+class Want:
+    """`px/1`: give me at most `n` peer records of this run."""
+
+    run: Annotated[bytes, Size(32)]
+    n: Annotated[int, Range(1, _L.exchange_records_max)]
+
+
+@message(7, extensible=True)
+@dataclass(frozen=True, slots=True)
+class Records:
+    """`px/1`: signed peer records as they were received, byte for byte.  24 of 2 KiB fit one message."""
+
+    records: Annotated[tuple[Envelope, ...], Count(_L.exchange_records_max)]
+
+
+@message(8, extensible=True)
+@dataclass(frozen=True, slots=True)
+class PeerRecord:
+    """Payload of `plw/peer/1`: where and how its signer can be reached."""
+
+    addresses: Annotated[tuple[AddressText, ...], Count(_L.addresses_per_peer_max)]
+    """Canonical texts, circuits included; each is judged by its class before anybody dials it."""
+    vouchers: Annotated[tuple[Annotated[bytes, Size(max=512)], ...], Count(2)] = ()
+    """Envelopes of relays that hold a place for the signer."""
+    capabilities: Annotated[tuple[Annotated[str, Size(max=32)], ...], Count(_L.capabilities_max)] = ()
+    version_low: U16 = 1
+    version_high: U16 = 1
+    """Protocol versions that it speaks."""
+    reach: Annotated[str, Size(max=16)] = "unknown"
+    """public, nat, nat-symmetric, outbound-only or unknown; an unknown word is read as unknown."""
+    relay_classes: Annotated[tuple[Annotated[str, Size(max=16)], ...], Count(4)] = ()
+    relay_free_bps: U64 = 0
+    """Bytes per second that it still relays."""
