@@ -36,7 +36,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 
-from wire.errors import Code, LocalProtocolError, error_for
+from wire.errors import Code, LocalProtocolError, RemoteProtocolError
 
 KEY_BYTES = 32  # X25519 keys, chaining key, hash and cipher keys alike (Noise 12.1, 12.3)
 TAG_BYTES = 16  # both AEADs
@@ -89,12 +89,13 @@ def diffie_hellman(private: X25519PrivateKey, public: bytes) -> bytes:
     except ValueError:  # OpenSSL refuses an all-zero result by itself ...
         shared = bytes(KEY_BYTES)
     if shared == bytes(KEY_BYTES):  # ... but that is a property of the backend, not of its documentation
-        raise error_for(Code.AUTH, detail="Diffie-Hellman result is all zeros: the peer sent a key of small order")
+        raise RemoteProtocolError(Code.AUTH, "Diffie-Hellman result is all zeros: the peer sent a key of small order")
     return shared
 
 
-def public_bytes(private: X25519PrivateKey) -> bytes:
-    return private.public_key().public_bytes_raw()
+def public_key(private: bytes) -> bytes:
+    """The 32-byte public half of a raw private key; also the whole of message 1, when its payload is empty."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 class SymmetricState:
@@ -206,11 +207,11 @@ class HandshakeState:
         parts = []
         for token in XX[self._message]:
             if token is Token.E:
-                public = public_bytes(self._ephemeral)
+                public = self._ephemeral.public_key().public_bytes_raw()
                 symmetric.mix_hash(public)
                 parts.append(public)
             elif token is Token.S:
-                parts.append(symmetric.encrypt_and_hash(public_bytes(self._static)))
+                parts.append(symmetric.encrypt_and_hash(self._static.public_key().public_bytes_raw()))
             else:
                 symmetric.mix_key(self._agree(token))
         parts.append(symmetric.encrypt_and_hash(make_payload(symmetric.h)))
@@ -235,7 +236,7 @@ class HandshakeState:
             h = symmetric.h
             payload = symmetric.decrypt_and_hash(message[offset:])
         except InvalidTag:
-            raise error_for(Code.AUTH, detail=f"tag of handshake message {self._message + 1} does not verify") from None
+            raise RemoteProtocolError(Code.AUTH, f"tag of handshake message {self._message + 1} does not verify") from None
         self._message += 1
         return Received(h, payload)
 
@@ -253,7 +254,7 @@ class HandshakeState:
     def _take(self, message: bytes, offset: int, size: int, what: str) -> tuple[bytes, int]:
         part = message[offset : offset + size]
         if len(part) != size:
-            raise error_for(Code.AUTH, detail=f"handshake message {self._message + 1} ends inside the {what}")
+            raise RemoteProtocolError(Code.AUTH, f"handshake message {self._message + 1} ends inside the {what}")
         return part, offset + size
 
     def _agree(self, token: Token) -> bytes:
