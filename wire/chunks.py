@@ -5,7 +5,9 @@ Between them stand the two protocols of this file and nothing else.  They are pu
 chunk when its socket takes one, so the order can change until the last moment, and a cancelled tensor costs at most the one chunk
 that is under way.  On the way in they are "where shall I put it": a record is decrypted once, straight into its final memory.
 
-A chunk is not divisible: whoever took a chunk from a source sends all of it, whoever was told a place fills all of it.
+A chunk is not divisible: whoever took a chunk from a source sends all of it, whoever was told a place fills all of it.  Meanwhile
+the memory belongs to the session, whatever becomes of the tensor: on the way out until the session asks for the next chunk, on the
+way in until it says ``placed``.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ class ChunkSource(Protocol):
         """Hand over the next chunk; None when nothing is ready (``Session.source_ready`` is called when that changes).
 
         The caller sends every byte of it even if its tensor is cancelled meanwhile: the CHUNK frame has already said the length.
+        Asking says that the chunk before has been read to its end, so a caller asks on until the answer is None.
         """
 
 

@@ -10,9 +10,12 @@ Several transfers may be under way.  Chunks go lowest ``order`` first (the oldes
 equals in the order of ``begin``; a transfer whose next chunk is not ready does not hold up the others.
 
 A slot is used once.  Whatever ends a transfer (Done, Unslot, our own cancel) ends the slot for good, and messages about it that
-were already on their way are ignored.  A cancelled transfer says ``Drop``; chunks not yet handed out never are.  The one chunk
-that the session may be holding is sent to its end, with whatever the buffer then holds: the receiver has burned the slot and
-drains it.
+were already on their way are ignored.  A cancelled transfer says ``Drop``; chunks not yet handed out never are.
+
+**The buffer is the channel's until SendEnded**, the one final event of every transfer.  The reason is the chunk that the session
+may just be sealing.  It is sent to its end, and if its memory were used again meanwhile, a cancelled tensor could still arrive
+whole, with foreign bytes in its last chunk, before the receiver reads the Drop: it would be delivered.  So a transfer that ends
+while the session holds a chunk of it says SendEnded when the session asks for the next one.
 
 Resuming after a lost connection would need the token, a bitmap from the receiver and a queue of the missing chunks; the token is
 already said in Begin, and the cursor of a transfer is the place where a bitmap would go.
@@ -42,7 +45,7 @@ class SendEnded:
     """A transfer has ended and its buffer is the caller's again.
 
     OK = the receiver has every byte and handed the tensor over.  REFUSED = it withdrew the slot meanwhile: send into another.
-    Any other code is the receiver's own word (DUPLICATE, STALE, EXPECTATION, TOO_LARGE ...), or that of ``close``.
+    CANCELLED = by us.  Any other code is the receiver's own word (DUPLICATE, STALE, EXPECTATION, TOO_LARGE), or that of ``close``.
     """
 
     transfer: int
@@ -71,23 +74,33 @@ class _Transfer:
     order: int
     ready_bytes: int
     next_index: int = 0
+    ended: Code | None = None  # it has ended, the session holds its chunk
 
 
 class SenderChannel:
     """Sans-IO automaton of the side that sends.  Implements ``ChunkSource``.
 
     After any call: send what ``messages()`` returns on the channel's message stream, look at ``events()``, and tell the session
-    ``source_ready`` if ``has_chunk``.  Every method that raises LocalProtocolError leaves the channel untouched; after a
+    ``source_ready`` if ``has_chunk``.  ``on_change`` is called for events that appear while the session asks for a chunk, where
+    nobody else would look; it may not call back into the channel.  Every method that raises LocalProtocolError leaves the channel untouched; after a
     RemoteProtocolError the connection must end, and ``close`` tells the waiting transfers.
     """
 
-    def __init__(self, random_bytes: Callable[[int], bytes], limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        random_bytes: Callable[[int], bytes],
+        limits: Limits = DEFAULT_LIMITS,
+        *,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
         self._random_bytes = random_bytes
         self._limits = limits
+        self._on_change = on_change
         self._last_slot = -1
         self._open: dict[int, _OpenSlot] = {}  # posted and unused, in order of posting
         self._by_slot: dict[int, _Transfer] = {}
         self._by_number: dict[int, _Transfer] = {}
+        self._held: _Transfer | None = None  # of which the session has the chunk handed out last
         self._next_number = 0
         self._messages: list[Begin | Drop] = []
         self._events: list[SenderEvent] = []
@@ -102,7 +115,7 @@ class SenderChannel:
     @property
     def transfers(self) -> int:
         """Transfers that have not ended: 0 when idle."""
-        return len(self._by_number)
+        return len(self._by_number) + (self._held is not None and self._held.ended is not None)
 
     def begin(
         self,
@@ -156,20 +169,21 @@ class SenderChannel:
         state.ready_bytes = ready_bytes
 
     def cancel(self, transfer: int) -> bool:
-        """Stop sending; the slot is burned at both ends.  False if the transfer had ended already.  No SendEnded follows."""
+        """Stop sending; the slot is burned at both ends and SendEnded follows.  False if the transfer had ended already."""
         state = self._by_number.get(transfer)
         if state is None:
             self._check_number(transfer)
             return False
-        self._forget(state)
         self._messages.append(Drop(state.slot, state.key, Code.CANCELLED))
+        self._end(state, Code.CANCELLED)
         return True
 
     def close(self, code: Code) -> None:
-        """The channel is over: every transfer ends with ``code``, no slot is left.  Idempotent."""
+        """The channel is over and the session reads no more: every transfer ends with ``code``, no slot is left.  Idempotent."""
         self._closed = True
         self._open.clear()
         self._messages.clear()
+        self._let_go()
         for state in list(self._by_number.values()):
             self._end(state, code)
 
@@ -197,10 +211,13 @@ class SenderChannel:
         return self._next() is not None
 
     def next_chunk(self) -> OutChunk | None:
-        """The next chunk by (order, age); None if none is ready."""
+        """The next chunk by (order, age); None if none is ready.  Asking says that the chunk before has been read."""
+        if self._let_go():
+            self._on_change()
         state = self._next()
         if state is None:
             return None
+        self._held = state
         index = state.next_index
         state.next_index += 1
         start = index * self._limits.chunk_bytes
@@ -266,11 +283,19 @@ class SenderChannel:
         return best
 
     def _end(self, state: _Transfer, code: Code) -> None:
-        self._forget(state)
-        self._events.append(SendEnded(state.number, state.key, code))
-
-    def _forget(self, state: _Transfer) -> None:
         del self._by_slot[state.slot], self._by_number[state.number]
+        if state is self._held:
+            state.ended = code
+        else:
+            self._events.append(SendEnded(state.number, state.key, code))
+
+    def _let_go(self) -> bool:
+        """The session holds no chunk any more; True if a transfer that has ended waited for that."""
+        held, self._held = self._held, None
+        if held is None or held.ended is None:
+            return False
+        self._events.append(SendEnded(held.number, held.key, held.ended))
+        return True
 
     def _check_posted(self, slot: int) -> None:
         if slot > self._last_slot:

@@ -96,17 +96,24 @@ class ReceiverChannel:
     """Sans-IO automaton of the side that receives.  Implements ``ChunkSink``.
 
     ``expect(key)`` is the application's word on what comes under a key, None = nothing; it is asked once a Begin, synchronously.
-    After any call: send what ``messages()`` returns on the channel's message stream and look at ``events()``.  Every method that
-    raises LocalProtocolError leaves the channel untouched.  After a RemoteProtocolError the connection must end; ``close`` then
-    gives all buffers back, which is true only once the session no longer writes.
+    After any call: send what ``messages()`` returns on the channel's message stream and look at ``events()``.
+    ``on_change`` is called for those that appear while the session places chunks, where nobody else would look; it may not call
+    back into the channel.  Every method that raises LocalProtocolError leaves the channel untouched.  After a RemoteProtocolError
+    the connection must end; ``close`` then gives all buffers back, which is true only once the session no longer writes.
     """
 
     def __init__(
-        self, expect: Callable[[Key], Expectation | None], delivered: DeliveredKeys, limits: Limits = DEFAULT_LIMITS
+        self,
+        expect: Callable[[Key], Expectation | None],
+        delivered: DeliveredKeys,
+        limits: Limits = DEFAULT_LIMITS,
+        *,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._expect = expect
         self._delivered = delivered
         self._limits = limits
+        self._on_change = on_change
         self._dustbin = _DUSTBIN if limits.chunk_bytes <= len(_DUSTBIN) else memoryview(bytearray(limits.chunk_bytes))
         self._next_slot = 0
         self._open: dict[int, _Slot] = {}
@@ -272,24 +279,24 @@ class ReceiverChannel:
 
     def placed(self, slot: int, index: int) -> None:
         """See ``ChunkSink``: the chunk is complete and immutable from here on, or its buffer can go back at last."""
-        bit = 1 << index
-        state = self._leaving.get(slot)
-        if state is not None:
-            state.under_way &= ~bit
-            if not state.under_way and state.dropped is not None:
-                del self._leaving[slot]
-                self._release(state, state.dropped)
-            return
-        state = self._open.get(slot)
-        if state is None or not state.under_way & bit:
+        state = self._open.get(slot) or self._leaving.get(slot)
+        if state is None or not state.under_way >> index & 1:
             return  # it went to the dustbin
-        state.under_way &= ~bit
-        state.complete |= bit
-        if state.begin is not None:
+        state.under_way ^= 1 << index
+        if state.dropped is not None:
+            if state.under_way:
+                return
+            del self._leaving[slot]
+            self._release(state, state.dropped)
+        else:
+            state.complete |= 1 << index
+            if state.begin is None:
+                return
             state.missing -= 1
             self._announce(state, state.begin, index)
             if state.missing == 0:
                 self._finish(state, state.begin)
+        self._on_change()
 
     # -- inside
 
