@@ -74,7 +74,7 @@ def shipped_values() -> dict[str, Any]:
     from plnode.data import load_corpus
 
     corpus = load_corpus("kjv")
-    return {"data.sha256": corpus.sha256, "model.tokenizer": corpus.tokenizer_hash, "model.vocab": corpus.vocab}
+    return {"data.sha256": corpus.sha256, "model.tokenizer": corpus.tokenizer_hash, "model.vocab": corpus.vocabulary}
 
 
 def render(values: Mapping[str, Any]) -> str:

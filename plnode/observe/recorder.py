@@ -6,7 +6,8 @@ event and the wall time at which it was emitted; a sink that writes puts its lin
 **The same complaint is made once per cause, not once per retry.**  A seed that is down is dialled every minute and a missing
 stage is waited for every second; who emits the event need not remember that it was said before.  The recorder does: a
 `Waiting` with the same `what` and `detail`, or a `SeedState` with the same state and reason, goes no further until something
-about it has changed. `WaitingOver` for what nobody waits for is dropped likewise.
+about it has changed. `WaitingOver` for what nobody waits for is dropped likewise, and so is a second `NodeStopped`: the first
+names the cause.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ import structlog
 
 from plnode.observe import events as e
 from plnode.observe.lines import LEVELS, sentence
+from plnode.observe.metrics import Metrics
 from plnode.observe.pump import LinePump
+from plnode.observe.status import Status
 
 __all__ = ["HumanLines", "JsonLines", "Recorder", "Sink"]
 
@@ -32,14 +35,17 @@ class Sink(Protocol):
 
 
 class Recorder:
-    """Passes events to its sinks, complaints once per cause.
+    """Passes events to `status`, to `metrics` and to the given sinks; complaints once per cause.
 
     `clock` is the wall clock (Unix seconds): it is for readers, no decision depends on it.
     """
 
     def __init__(self, sinks: Iterable[Sink] = (), *, clock: Callable[[], float] = time.time) -> None:
-        self._sinks = list(sinks)
+        self.status = Status(clock=clock)
+        self.metrics = Metrics()
+        self._sinks: list[Sink] = [self.status, self.metrics, *sinks]
         self._clock = clock
+        self._stopped = False
         self._waiting: dict[str, str] = {}
         self._seeds: dict[str, tuple[str, str]] = {}
 
@@ -62,6 +68,9 @@ class Recorder:
                 before = self._seeds.get(entry)
                 self._seeds[entry] = (state, reason)
                 return before != (state, reason)
+            case e.NodeStopped():
+                before_it, self._stopped = self._stopped, True
+                return not before_it
         return True
 
 

@@ -1,0 +1,44 @@
+"""`plnode join`: take part in a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from plnode.cli.options import node_options, settings_from
+from plnode.cli.service import exit_with_stdin, opened_recorder, run_until_signal
+from plnode.exits import BadInput
+from plnode.manifest import SignedManifest
+from wire.identity import Identity, lock_data_folder
+
+__all__ = ["command"]
+
+
+@click.command("join")
+@click.option("--manifest", "manifest_file", required=True, metavar="FILE", type=Path, help="The signed run file.")
+@node_options(computes=True)
+def command(manifest_file: Path, as_json: bool, **flags: Any) -> int:
+    """Join a run: hold one stage, train it with the others, until the run is finished or you stop it.
+
+    \b
+    Examples:
+      plnode join --seeds seeds.txt --manifest run.signed --data ~/plnode
+      plnode join --seeds seeds.txt --manifest run.signed --data ~/plnode --device cuda --name attic
+      PLNODE_DATA=/data PLNODE_SEEDS=/data/seeds.txt plnode join --manifest run.signed --json
+
+    The seed list is all that a node needs to find the others. A node that waits says for what, and `plnode status` shows it.
+    Ctrl-C leaves the run; a second Ctrl-C leaves it at once.
+    """
+    settings = settings_from(flags)
+    if settings.seeds is None:
+        raise BadInput("a node that joins needs a seed list", "Give --seeds FILE with one host:port a line (or PLNODE_SEEDS).")
+    signed = SignedManifest.load(manifest_file)
+    if flags["exit_with_stdin"]:
+        exit_with_stdin()
+    with lock_data_folder(settings.data_dir), opened_recorder(json=as_json, level=settings.log_level) as recorder:
+        identity = Identity.load_or_create(settings.key_file)
+        from plnode.node import run_node  # torch: only once everything that the user gave is in order
+
+        return run_until_signal(lambda: run_node(settings, signed, identity, recorder), recorder)

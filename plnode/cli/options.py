@@ -1,0 +1,57 @@
+"""Flags that several commands share, and their way into `Settings`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from plnode.settings import Settings, load_settings
+
+__all__ = ["node_options", "settings_from"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_KEYS = ("name", "data", "listen", "seeds", "scope", "device", "threads", "memory", "log_level")
+
+
+def node_options(*, computes: bool) -> Callable[[F], F]:
+    """The flags of a node.  A seed does not compute and has no device."""
+    options = [
+        click.option("--data", metavar="DIR", help="Folder for this node's key, peer book and snapshots; one node at a time."),
+        click.option("--listen", metavar="ADDR", help="Addresses to listen on: host:port or /ip4/A/tcp/P, separated by commas."),
+        click.option("--seeds", metavar="FILE", help="Seed list: one host:port or ID@host:port a line."),
+        click.option("--scope", type=click.Choice(["internet", "lan", "host"]), help="How far this node's addresses reach."),
+        click.option("--name", metavar="NAME", help="Name shown to others (default: the host's)."),
+        *_compute_options(computes),
+        click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="What stderr shows."),
+        click.option("--settings", "settings_file", type=click.Path(path_type=Path), help="Settings file (TOML, same keys)."),
+        click.option("--json", "as_json", is_flag=True, help="Events as JSON lines on stdout."),
+        click.option("--exit-with-stdin", is_flag=True, help="End when stdin is closed: for programs that start nodes."),
+    ]
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def _compute_options(computes: bool) -> list[Callable[[Any], Any]]:
+    if not computes:
+        return []
+    return [
+        click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where the stage computes (default: cpu)."),
+        click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="Threads of the CPU device (default: 1)."),
+        click.option("--memory", metavar="SIZE", help='Memory for the stage, e.g. "6GiB" (default: what is free).'),
+    ]
+
+
+def settings_from(flags: dict[str, Any], *, default_listen: str = "0.0.0.0:0") -> Settings:
+    """`Settings` of a command's flags, the environment and the settings file.  Raises `BadInput`."""
+    given = {key: flags[key] for key in _KEYS if flags.get(key) is not None}
+    return load_settings(given, os.environ, file=flags.get("settings_file"), default_listen=default_listen)

@@ -1,0 +1,192 @@
+"""`plnode run`: make, sign, plan and show a run manifest."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from plnode.exits import BadInput
+from plnode.manifest import Manifest, SignedManifest, sign
+from plnode.manifest_text import default_values, render, shipped_values
+from plnode.observe.lines import quantity
+from wire.identity import Identity
+
+__all__ = ["command"]
+
+TOML_FILE, KEY_FILE, SIGNED_FILE = "run.toml", "owner.key", "run.signed"
+_HEADINGS = (
+    "stage", "layers", "parameters", "FLOPs/token", "weights", "gradients", "optimizer", "in flight", "buffers", "memory",
+    "B/token on", "B/token back",
+)  # fmt: skip
+_ENVELOPE_FIRST_BYTE = 0x97  # msgpack: an array of seven (wire.md section 4); no TOML begins so
+
+
+@click.group("run")
+def command() -> None:
+    """Make, sign, plan and show run manifests: the file that fixes what must be equal on every node.
+
+    \b
+    Examples:
+      plnode run init --out my-run --set model.dim=256 --set stages.count=4
+      plnode run plan my-run/run.toml
+      plnode run sign my-run/run.toml
+      plnode run show my-run/run.signed
+    """
+
+
+@command.command("init")
+@click.option("--out", "folder", required=True, metavar="DIR", type=Path, help="Folder for the three files; made if absent.")
+@click.option("--name", metavar="NAME", help="What people call the run.")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Start with another value, e.g. model.dim=256.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def init(folder: Path, name: str | None, changes: tuple[str, ...], as_json: bool) -> None:
+    """Write a commented run.toml, the owner's key (mode 0600) and the signed run file into DIR.
+
+    Edit run.toml, then sign it again with `plnode run sign`: every change makes another run. The signed file is what contributors
+    need; the key is yours alone.
+
+    \b
+    Examples:
+      plnode run init --out my-run
+      plnode run init --out my-run --name "small bible" --set model.layers=8 --set "stages.split=[3, 3, 2]" --set stages.count=3
+    """
+    given = dict(_assignment(text) for text in changes)
+    if name is not None:
+        given["name"] = name
+    toml = render(default_values({**shipped_values(), **given})).encode()
+    Manifest.parse(toml)  # refused before anything is written
+    paths = [folder / part for part in (TOML_FILE, KEY_FILE, SIGNED_FILE)]
+    for path in paths:
+        if path.exists():
+            raise BadInput(f"{path} is there already", "Choose another folder: a run's key and manifest are never overwritten.")
+    owner = Identity.load_or_create(folder / KEY_FILE)
+    signed = sign(owner, toml)
+    _write(folder / TOML_FILE, toml)
+    _write(folder / SIGNED_FILE, signed)
+    _report_run(SignedManifest.open(signed), [str(p) for p in paths], as_json)
+
+
+@command.command("sign")
+@click.argument("toml_file", metavar="RUN.TOML", type=Path)
+@click.option("--key", metavar="FILE", type=Path, help="The owner's key (default: owner.key beside the manifest).")
+@click.option("--out", metavar="FILE", type=Path, help="The signed file (default: run.signed beside the manifest).")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def sign_command(toml_file: Path, key: Path | None, out: Path | None, as_json: bool) -> None:
+    """Check a manifest and sign it with the owner's key.
+
+    \b
+    Example:
+      plnode run sign my-run/run.toml
+    """
+    toml = _read(toml_file)
+    Manifest.parse(toml)  # a bad manifest is refused before the key is looked for
+    signed = sign(Identity.load(key or toml_file.parent / KEY_FILE), toml)
+    target = out or toml_file.parent / SIGNED_FILE
+    _write(target, signed)
+    _report_run(SignedManifest.open(signed), [str(target)], as_json)
+
+
+@command.command("show")
+@click.argument("signed_file", metavar="RUN.SIGNED", type=Path)
+@click.option("--json", "as_json", is_flag=True, help="The content and the signature's facts as one JSON object.")
+def show(signed_file: Path, as_json: bool) -> None:
+    """Show a signed run file: its run id, its owner, and the manifest as it was signed.
+
+    \b
+    Example:
+      plnode run show run.signed
+    """
+    signed = SignedManifest.load(signed_file)
+    if as_json:
+        content = tomllib.loads(signed.toml.decode())
+        click.echo(json.dumps({"run_id": signed.run_id.hex(), "owner": str(signed.owner), "manifest": content}))
+        return
+    click.echo(f"# run {signed.run_id.hex()}\n# owner {signed.owner}\n")
+    click.echo(signed.toml.decode(), nl=False)
+
+
+@command.command("plan")
+@click.argument("file", metavar="RUN.TOML|RUN.SIGNED", type=Path)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def plan(file: Path, as_json: bool) -> None:
+    """Show what each stage costs: layers, parameters, FLOPs a token, memory, and bytes a token over each boundary.
+
+    \b
+    Examples:
+      plnode run plan my-run/run.toml
+      plnode run plan run.signed --json | jq .stages[0].memory_bytes
+    """
+    from plnode.plan import plan_run
+
+    raw = _read(file)
+    is_signed = raw[:1] == bytes([_ENVELOPE_FIRST_BYTE])
+    manifest = SignedManifest.open(raw, source=str(file)).manifest if is_signed else Manifest.parse(raw)
+    result = plan_run(manifest)
+    if as_json:
+        click.echo(json.dumps(result.to_json()))
+        return
+    table = Table(title=f"{manifest.name}: {manifest.stages.count} stages x {manifest.stages.replicas} replicas")
+    for heading in _HEADINGS:
+        table.add_column(heading, justify="right")
+    for stage in result.stages:
+        parts = ["embed"] * stage.embed + [f"{stage.first_layer}-{stage.end_layer - 1}"] + ["head"] * stage.head
+        memory = (stage.weights_bytes, stage.gradients_bytes, stage.optimizer_bytes, stage.activation_bytes, stage.buffers_bytes)
+        table.add_row(
+            str(stage.stage),
+            " + ".join(parts),
+            quantity(stage.parameters),
+            quantity(stage.flops_per_token),
+            *(quantity(b, "B") for b in (*memory, stage.memory_bytes)),
+            *("" if b is None else f"{b:.0f}" for b in (stage.forward_bytes_per_token, stage.backward_bytes_per_token)),
+        )
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(
+        f"{quantity(result.parameters)} parameters in all; the busiest stage does {result.imbalance:.2f} x the mean; "
+        f"at most {result.in_flight} microbatches in flight from one origin"
+    )
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    """`model.dim=256` -> ("model.dim", 256).  The value is TOML; what is none is a text whose quotes were left out."""
+    path, equals, value = text.partition("=")
+    if not equals or not path:
+        raise BadInput(f'--set expects KEY=VALUE, got "{text}"', "For example: --set model.dim=256")
+    try:
+        return path.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return path.strip(), value.strip()
+
+
+def _report_run(signed: SignedManifest, files: list[str], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"run_id": signed.run_id.hex(), "owner": str(signed.owner), "files": files}))
+        return
+    click.echo(f'run {signed.run_id.hex()} "{signed.manifest.name}", owner {signed.owner}')
+    for file in files:
+        click.echo(f"  wrote {file}")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as problem:
+        raise BadInput(f"cannot read {path}: {problem.strerror}", "Check the path.") from None
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Whole or not at all: written beside and renamed."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        scratch.write_bytes(data)
+        scratch.replace(path)
+    except OSError as problem:
+        scratch.unlink(missing_ok=True)
+        raise BadInput(f"cannot write {path}: {problem.strerror}", "Is the folder writable, and the disk not full?") from None

@@ -1,0 +1,36 @@
+"""`plnode seed`: introduce peers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from plnode.cli.options import node_options, settings_from
+from plnode.cli.service import exit_with_stdin, opened_recorder, run_until_signal
+from wire.identity import Identity, lock_data_folder
+
+__all__ = ["command"]
+
+
+@click.command("seed")
+@node_options(computes=False)
+def command(as_json: bool, **flags: Any) -> int:
+    """Run a seed: a node whose address stands in seed lists. It introduces peers of any run and computes nothing.
+
+    \b
+    Examples:
+      plnode seed --listen 0.0.0.0:4000 --data seed-data
+      plnode seed --listen 127.0.0.1:0 --scope host --data /tmp/seed --json
+
+    Its address and id are in the first line that it prints; "ID@host:port" is an entry for a seed list. Without an id the
+    entry trusts whoever answers at that address, which is enough: a seed only introduces.
+    """
+    settings = settings_from(flags)
+    if flags["exit_with_stdin"]:
+        exit_with_stdin()
+    with lock_data_folder(settings.data_dir), opened_recorder(json=as_json, level=settings.log_level) as recorder:
+        identity = Identity.load_or_create(settings.key_file)
+        from plnode.node import run_seed
+
+        return run_until_signal(lambda: run_seed(settings, identity, recorder), recorder)

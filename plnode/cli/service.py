@@ -1,0 +1,119 @@
+"""Running a node as a process: signals, the end of stdin, the recorder's outputs.  What `join` and `seed` have in common.
+
+How a node ends, in order of politeness:
+
+1. SIGTERM or SIGINT: the program's task is cancelled and gets `PATIENCE_S` to say goodbye; the exit code is 128 + signal.
+2. A second signal, or the patience is over: the process ends at once, with the same code.
+3. With `--exit-with-stdin`, the end of stdin counts as SIGTERM.  A parent that starts nodes keeps the other end of their stdin;
+   if the parent is killed (also with SIGKILL) the kernel closes it and no node is left behind.  The watcher is a thread and not a
+   task, because a node whose event loop hangs must end as well: it sends the process its own SIGTERM, and if that has no effect
+   it calls `_exit`.  (Linux' PR_SET_PDEATHSIG is not used: it follows the parent's *thread*, and trio starts processes from
+   short-lived ones.)
+
+The interpreter's own KeyboardInterrupt is off while the program runs: it may strike between any two instructions.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import trio
+
+from plnode.observe.events import NodeStopped
+from plnode.observe.pump import LinePump
+from plnode.observe.recorder import HumanLines, JsonLines, Recorder, Sink
+
+__all__ = ["Outcome", "exit_with_stdin", "opened_recorder", "run_until_signal"]
+
+# Goodbyes on open connections take a round trip, a job on the device some seconds; 10 s is also what `docker stop` waits.
+PATIENCE_S = 10.0
+
+
+class Outcome(Protocol):
+    """What a program's coroutine returns (`plnode.node.Outcome`)."""
+
+    @property
+    def exit_code(self) -> int: ...
+    @property
+    def message(self) -> str: ...
+
+
+@contextmanager
+def opened_recorder(*, json: bool, level: str) -> Iterator[Recorder]:
+    """A recorder with lines for people on stderr and, with `json`, JSON lines on stdout.  Both are flushed at the end."""
+    pumps = [LinePump(sys.stderr.fileno())]
+    sinks: list[Sink] = [HumanLines(pumps[0], level, colors=sys.stderr.isatty())]
+    if json:
+        pumps.append(LinePump(sys.stdout.fileno(), gap='{{"kind": "Gap", "lines": {}}}\n'.format))
+        sinks.append(JsonLines(pumps[1]))
+    try:
+        yield Recorder(sinks)
+    finally:
+        for pump in pumps:
+            pump.close()
+
+
+def run_until_signal(program: Callable[[], Awaitable[Outcome]], recorder: Recorder) -> int:
+    """Runs `program` under trio until it returns or a signal cancels it; returns the exit code.
+
+    Exceptions of the program pass through; `NodeStopped` is emitted in every case.
+    """
+    ended_by: signal.Signals | None = None
+    outcome: Outcome | None = None
+
+    async def watch(scope: trio.CancelScope, *, task_status: trio.TaskStatus[None]) -> None:
+        nonlocal ended_by
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            task_status.started()
+            async for number in signals:
+                ended_by = signal.Signals(number)
+                break
+            recorder.emit(NodeStopped(f"{ended_by.name} received" if ended_by else "stopped"))
+            scope.cancel()
+            with trio.move_on_after(PATIENCE_S):
+                async for _ in signals:
+                    break
+            os._exit(128 + int(ended_by or 0))
+
+    async def main() -> None:
+        nonlocal outcome
+        async with trio.open_nursery() as nursery:
+            scope = trio.CancelScope()
+            await nursery.start(watch, scope)
+            with scope:
+                outcome = await program()
+            nursery.cancel_scope.cancel()
+
+    try:
+        trio.run(main)
+    except BaseException as problem:
+        recorder.emit(NodeStopped(f"{type(problem).__name__}: {problem}"))
+        raise
+    if ended_by is not None:
+        return 128 + ended_by
+    assert outcome is not None  # neither cancelled nor raised: it returned
+    recorder.emit(NodeStopped(outcome.message or "finished"))
+    return int(outcome.exit_code)
+
+
+def exit_with_stdin() -> None:
+    """Ends this process when its stdin does.  Returns at once; the watching is done by a daemon thread."""
+
+    def watch() -> None:
+        try:
+            while os.read(0, 4096):
+                pass
+        except OSError:
+            pass  # no stdin at all is an ended one
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(PATIENCE_S + 2.0)  # a thread of its own: the event loop is not concerned
+        os._exit(128 + signal.SIGTERM)
+
+    threading.Thread(target=watch, name="stdin watch", daemon=True).start()
