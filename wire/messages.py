@@ -111,7 +111,7 @@ class AcceptBody:
 @message(1)
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Receiver to sender: you may send this tensor (no key: your next one) of at most `max_bytes`.  Ids ascend, none comes twice."""
+    """Receiver to sender: you may send this tensor (no key: your next one), at most `max_bytes`.  Ids only ascend."""
 
     slot: U32
     key: TensorKey | None
