@@ -1,0 +1,34 @@
+"""Token buckets: how often a peer may do something cheap for it and dear for us.
+
+A bucket holds at most `burst` tokens and gains `per_s` a second.  The burst is what makes the rule fair: pings that a dead radio link
+held back for half a minute arrive all at once, and that peer did nothing wrong.  So a limit is derived from what a correct sender can
+do at worst, never from what looks usual.
+"""
+
+from __future__ import annotations
+
+
+class Bucket:
+    """Holds `burst` tokens at first.  Time is the caller's monotonic clock; a clock that stands still gains nothing."""
+
+    __slots__ = ("burst", "last", "per_s", "tokens")
+
+    def __init__(self, per_s: float, burst: float, now: float) -> None:
+        self.per_s = per_s
+        self.burst = burst
+        self.tokens = burst
+        self.last = now
+
+    def take(self, now: float) -> bool:
+        """Use one token; False if there is none."""
+        if now > self.last:
+            self.tokens = min(self.burst, self.tokens + (now - self.last) * self.per_s)
+            self.last = now
+        if self.tokens < 1.0:
+            return False
+        self.tokens -= 1.0
+        return True
+
+    def earn(self, tokens: float) -> None:
+        """Add tokens that were earned otherwise than by time, up to the burst."""
+        self.tokens = min(self.burst, self.tokens + tokens)
