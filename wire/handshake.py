@@ -16,8 +16,8 @@ What goes wrong, and where it ends:
 - A stranger probes.  Whatever is wrong with his bytes, he sees the same thing: the connection closes, without a byte of reason.
   The reason is in the exception, which stays here.  The one answer with content is the refusal in a hello (hello.py), given to a
   well-formed hello only.
-- A stranger fills memory.  Nothing is parsed or kept beyond one message; `room` says how many bytes may be read next, so that
-  what the link read and what is kept here stay together below `preauth_max_bytes`.
+- A stranger fills memory.  Nothing is kept beyond one message; `room` says how many bytes may be read next, so that what the
+  link read, what waits here and the copies that parsing makes stay together below `preauth_max_bytes`.
 - The wrong node answers at an address.  The initiator knows before it has said who it is: message 3 is never made.
 - Bytes come before their turn (behind message 1 or 2 the other side has nothing to say).  Refused: they would be taken for the
   first bytes of something that is authenticated later.
@@ -34,14 +34,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-import msgpack
-
 from wire.errors import Code, LocalProtocolError, PeerIdMismatch, RemoteProtocolError, WireError, error_for
 from wire.hello import NO_RUN_TAG, RUN_BYTES, Hello, Refusal, check_answer, choose, decode_hello, run_tag, split_hello
 from wire.identity import HANDSHAKE, SIGNATURE_BYTES, Identity, PeerId
 from wire.limits import DEFAULT_LIMITS, Limits
-from wire.messages import unpack
 from wire.noise import KEY_BYTES, MESSAGE_PREFIX_BYTES, TAG_BYTES, Cipher, HandshakeState, public_key
+from wire.unpacking import pack, unpack
 
 PAYLOAD_VERSION = 1
 TICKET_BYTES = 16
@@ -145,8 +143,8 @@ class Handshake:
         self._encoded = encoded
         self._talk: _Talk | None = None
         self._secrets: Secrets | None = None
-        # Half for what waits here and half for what the link has just read; one whole message must fit.
-        self._capacity = max(limits.preauth_max_bytes // 2, limits.handshake_message_max_bytes + _LENGTH.size)
+        # One whole unit and no more: with what the link has just read (as much again) and the copies of parsing, 16 KiB suffice.
+        self._capacity = max(limits.hello_max_bytes, limits.handshake_message_max_bytes + _LENGTH.size)
         if initiator:
             # Message 1 holds no ciphertext, so it goes out before the cipher and the prologue are known; `_read_answer` makes it
             # again, inside the real state.
@@ -213,7 +211,8 @@ class Handshake:
         return None if len(self._buffer) < end else self._cut(_LENGTH.size, end)
 
     def _cut(self, begin: int, end: int) -> bytes:
-        unit = bytes(self._buffer[begin:end])
+        with memoryview(self._buffer) as view:  # a slice of the bytearray would be a second copy
+            unit = bytes(view[begin:end])
         del self._buffer[:end]
         return unit
 
@@ -323,7 +322,7 @@ STEPS: dict[tuple[bool, Awaited], tuple[Callable[[Handshake, bytes], None], Awai
 def identity_payload(identity: Identity, role: bytes, run: bytes | None, h: bytes) -> bytes:
     """Who we are, signed for this one conversation.  `role`: b"I" or b"R"."""
     signature = identity.sign(HANDSHAKE, role + (run or bytes(RUN_BYTES)) + h)
-    return bytes(msgpack.packb([PAYLOAD_VERSION, identity.peer_id.raw, signature, run or b"", b""]))
+    return pack([PAYLOAD_VERSION, identity.peer_id.raw, signature, run or b"", b""])
 
 
 def read_identity_payload(payload: bytes, role: bytes, h: bytes, limits: Limits) -> tuple[PeerId, bytes | None]:

@@ -28,12 +28,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
-import msgpack
-
 from wire.errors import Code, RemoteProtocolError, WireError, error_for, printable
 from wire.limits import DEFAULT_LIMITS, Limits
-from wire.messages import unpack
 from wire.noise import SUITES, Cipher
+from wire.unpacking import pack, unpack
 
 MAGIC = b"PLW1"
 _HEAD = struct.Struct(">4sH")
@@ -82,7 +80,7 @@ class Hello:
     def encode(self) -> bytes:
         """The whole hello, magic and length included."""
         return frame_hello(
-            msgpack.packb(
+            pack(
                 [list(self.versions), [*map(str, self.ciphers)], self.run_tag, str(self.purpose), str(self.path), self.context]
             )
         )
@@ -96,7 +94,7 @@ class Refusal:
     retry_ms: int = 0
 
     def encode(self) -> bytes:
-        return frame_hello(msgpack.packb([int(self.code), self.retry_ms]))
+        return frame_hello(pack([int(self.code), self.retry_ms]))
 
 
 def run_tag(run: bytes | None) -> bytes:
