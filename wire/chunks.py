@@ -6,8 +6,8 @@ chunk when its socket takes one, so the order can change until the last moment, 
 that is under way.  On the way in they are "where shall I put it": a record is decrypted once, straight into its final memory.
 
 A chunk is not divisible: whoever took a chunk from a source sends all of it, whoever was told a place fills all of it.  Meanwhile
-the memory belongs to the session, whatever becomes of the tensor: on the way out until the session asks for the next chunk, on the
-way in until it says ``placed``.
+the memory belongs to the session, whatever becomes of the tensor: on the way out until it asks for the next chunk, on the way in
+until it says ``placed``.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class SendEnded:
     """A transfer has ended and its buffer is the caller's again.
 
     OK = the receiver has every byte and handed the tensor over.  REFUSED = it withdrew the slot meanwhile: send into another.
-    CANCELLED = by us.  Any other code is the receiver's own word (DUPLICATE, STALE, EXPECTATION, TOO_LARGE), or that of ``close``.
+    CANCELLED = by us.  Any other code is the receiver's word (DUPLICATE, STALE, EXPECTATION, TOO_LARGE), or that of ``close``.
     """
 
     transfer: int
@@ -82,8 +82,8 @@ class SenderChannel:
 
     After any call: send what ``messages()`` returns on the channel's message stream, look at ``events()``, and tell the session
     ``source_ready`` if ``has_chunk``.  ``on_change`` is called for events that appear while the session asks for a chunk, where
-    nobody else would look; it may not call back into the channel.  Every method that raises LocalProtocolError leaves the channel untouched; after a
-    RemoteProtocolError the connection must end, and ``close`` tells the waiting transfers.
+    nobody else would look; it may not call back into the channel.  Every method that raises LocalProtocolError leaves the channel
+    untouched; after a RemoteProtocolError the connection must end, and ``close`` tells the waiting transfers.
     """
 
     def __init__(

@@ -160,6 +160,9 @@ PLAIN = 0
 BF16 = 1
 INT8_BLOCKS = 2
 
+# The largest scale that times 127 is still finite: max / 127 itself rounds up.
+_SCALE_MAX = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))
+
 
 class NumericCodec(Protocol):
     """A numeric codec.  ``encode`` and ``decode`` are pure; both raise LocalProtocolError when a size is not the exact one."""
@@ -245,7 +248,7 @@ class Int8Blocks:
         scale = np.maximum.reduceat(np.abs(matrix), self._starts(width), axis=1) / np.float32(127)
         # Below the smallest normal number a scale has few bits left and the division would be wrong by more than the error bound.
         scale[scale < np.finfo(np.float32).tiny] = 0
-        scale[~np.isfinite(scale)] = np.nan
+        scale = np.where(np.isfinite(scale), np.minimum(scale, _SCALE_MAX), np.float32(np.nan))
         divisor = self._spread(np.where(scale > 0, scale, np.float32(1)), width)
         quantised = np.where(self._spread(scale > 0, width), np.nan_to_num(matrix, posinf=0, neginf=0) / divisor, np.float32(0))
         scale_out[...] = scale
