@@ -1,11 +1,11 @@
 """The connection as a whole: its automaton, as a table, and what its rooms share.
 
-`Inbound` (records in), `Outbound` (records out) and `Session` (the calls of the layer above) work on one `Connection`.  It owns the
-streams, the connection's two windows, the queue of session frames, the scheduler and the events; it decides when a stream is forgotten
-and how everything ends.
+`Inbound` (records in), `Outbound` (records out) and `Session` (the calls of the layer above) work on one `Connection`.  It
+owns the streams, the connection's two windows, the queue of session frames, the scheduler and the events; it decides when a
+stream is forgotten and how everything ends.
 
-DRAINING: a GOAWAY was sent or received; no new streams, live ones finish.  CLOSED: nothing is received any more and the only thing still
-sent is the GOAWAY that says why.
+DRAINING: a GOAWAY was sent or received; no new streams, live ones finish.  CLOSED: nothing is received any more and the only
+thing still sent is the GOAWAY that says why.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ConnectionState(IntEnum):
 
 
 class ConnectionInput(IntEnum):
-    """FRAME is any frame but HELLO and GOAWAY.  DRAINED: no stream is left.  FAILED: a violation, a timeout or a lost connection."""
+    """FRAME: any but HELLO and GOAWAY.  DRAINED: no stream is left.  FAILED: a violation, a timeout or a lost connection."""
 
     RECV_HELLO = 0
     RECV_FRAME = 1
@@ -67,9 +67,9 @@ class Connection:
     """State that the rooms of one session share; see the module."""
 
     __slots__ = (
-        "blocked", "bytes_in", "bytes_out", "chunk_streams", "drain_until", "end", "events", "forgotten_chunks", "goaway_received",
-        "goaway_sent", "hello", "inbound_live", "initiator", "last_in", "limits", "next_own", "next_peer", "outbound_live", "pending",
-        "recv", "replies", "rtt", "scheduler", "send", "state", "streams", "violation",
+        "blocked", "bytes_in", "bytes_out", "chunk_streams", "drain_until", "end", "events", "forgotten_chunks",
+        "goaway_received", "goaway_sent", "hello", "inbound_live", "initiator", "last_in", "limits", "next_own", "next_peer",
+        "outbound_live", "pending", "recv", "replies", "rtt", "scheduler", "send", "state", "streams", "violation",
     )  # fmt: skip
 
     def __init__(self, *, initiator: bool, limits: Limits, guest: bool, now: float, wall_offset_s: float) -> None:
@@ -211,7 +211,8 @@ class Connection:
 
     def close_if_drained(self) -> None:
         """DRAINING and nothing left to finish or to say: the clean end."""
-        if self.state is ConnectionState.DRAINING and not self.streams and not self.replies and self.move(ConnectionInput.DRAINED):
+        drained = self.state is ConnectionState.DRAINING and not self.streams and not self.replies
+        if drained and self.move(ConnectionInput.DRAINED):
             self._finish(self.end)
 
     def _finish(self, error: WireError | None) -> None:

@@ -1,7 +1,8 @@
 """What a session tells the layer above: frozen values, drained with `Session.events()` in the order in which things happened.
 
-`Readable` and `Writable` are edges, not levels.  `Readable` comes when something arrived on a stream that had nothing to read, so a
-reader reads until it gets None and then waits.  `Writable` comes once after `sendable` (or `unsent`) was asked and answered "not yet".
+`Readable` and `Writable` are edges, not levels.  `Readable` comes when something arrived on a stream that had nothing to
+read, so a reader reads until it gets None and then waits.  `Writable` comes once after `sendable` (or `unsent`) was asked and
+answered "not yet".
 """
 
 from __future__ import annotations

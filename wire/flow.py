@@ -1,21 +1,23 @@
 """Flow control: absolute credit, one window a direction.
 
-A receiver says up to which byte offset of a stream it takes data, not how many more bytes (QUIC's MAX_DATA, RFC 9000 section 4, instead
-of HTTP/2's WINDOW_UPDATE).  Saying it twice changes nothing and a lost or doubled update cannot exist; the price is one 64-bit number.
+A receiver says up to which byte offset of a stream it takes data, not how many more bytes (QUIC's MAX_DATA, RFC 9000 section
+4, instead of HTTP/2's WINDOW_UPDATE).  Saying it twice changes nothing and a lost or doubled update cannot exist; the price
+is one 64-bit number.
 
 The rules, each with a test:
 
 1. A limit never falls.  The same limit again is allowed, a lower one is a violation.
 2. Data beyond the limit are a violation of whoever sent them.
-3. Credit comes back when the *application* has read, not when bytes arrive: what is granted and unread is the memory we hold for a peer.
-4. It is announced when a quarter of the window was read.  Later, and a sender that is one round trip away stands still; earlier, and
-   the way back is full of credits.
-5. A window is at least its start size plus, on a message stream, one largest message.  With rule 4 up to a quarter of the start size
-   may be read and unannounced; a message of the whole window would then wait for ever.
+3. Credit comes back when the *application* has read, not when bytes arrive: what is granted and unread is the memory we hold
+   for a peer.
+4. It is announced when a quarter of the window was read.  Later, and a sender that is one round trip away stands still;
+   earlier, and the way back is full of credits.
+5. A window is at least its start size plus, on a message stream, one largest message.  With rule 4 up to a quarter of the
+   start size may be read and unannounced; a message of the whole window would then wait for ever.
 
-A message costs `MESSAGE_OVERHEAD_BYTES` more than its bytes on its stream's window (as Linux charges an skb its true size): without
-it a peer fills a 64 KiB window with 65,536 objects of one byte.  The connection's window counts plain bytes only, because data of a
-stream that is closed, whose kind is forgotten, must be counted the same way at both ends.
+A message costs `MESSAGE_OVERHEAD_BYTES` more than its bytes on its stream's window (as Linux charges an skb its true size):
+without it a peer fills a 64 KiB window with 65,536 objects of one byte.  The connection's window counts plain bytes only,
+because data of a stream that is closed, whose kind is forgotten, must be counted the same way at both ends.
 
 Windows have a fixed size here.  Doubling a window that was half read within two round trips belongs into `ReceiveWindow.read`.
 """
@@ -69,8 +71,9 @@ class ReceiveWindow:
     __slots__ = ("arrived", "consumed", "limit", "quarter", "size")
 
     def __init__(self, size: int, *, quarter: int | None = None, announced: int | None = None) -> None:
-        """`size`: bytes granted beyond what was read; `quarter`: how much must be read before it is announced; `announced`: what the
-        peer believes before our first credit (default: all of `size`)."""
+        """`size`: bytes granted beyond what was read; `quarter`: how much is read before it is announced; `announced`: what the
+        peer believes before our first credit (default: all of `size`).
+        """
         self.size = size
         self.quarter = size // 4 if quarter is None else quarter
         self.limit = size if announced is None else announced

@@ -1,11 +1,11 @@
 """Records in: from the bytes of the pipe to streams and events.
 
-`receive` takes whole records off the front of what the link has read.  For each, the header chooses a destination, the record is
-decrypted there, and only then does anything change that the peer could have made up.  (Credit is checked before: a header that claims
-too much ends the connection whether it is true or forged.)
+`receive` takes whole records off the front of what the link has read.  For each, the header chooses a destination, the record
+is decrypted there, and only then does anything change that the peer could have made up.  (Credit is checked before: a header
+that claims too much ends the connection whether it is true or forged.)
 
-Never waits: everything that arrives is either covered by credit, a posted slot, or a bounded number of answers.  What an answer costs is
-taken from a token bucket by kind; a peer that empties one is told EXCESSIVE.
+Never waits: everything that arrives is either covered by credit, a posted slot, or a bounded number of answers.  What an
+answer costs is taken from a token bucket by kind; a peer that empties one is told EXCESSIVE.
 
 Hot paths (DATA) are written out here, on purpose: a call costs as much as everything else that is done for a small message.
 """
@@ -36,12 +36,19 @@ class Inbound:
     """The receiving half of a session; `serves(protocol, guest)` says whether we serve a protocol (None) or why not (a code)."""
 
     __slots__ = (
-        "_bulk_window", "_conn", "_credits", "_earned_at", "_guest", "_handlers", "_hellos", "_opener", "_opens", "_pings", "_resets",
-        "_rules", "_scratch", "_serves",
+        "_bulk_window", "_conn", "_credits", "_earned_at", "_guest", "_handlers", "_hellos", "_opener", "_opens", "_pings",
+        "_resets", "_rules", "_scratch", "_serves",
     )  # fmt: skip
 
     def __init__(
-        self, conn: Connection, opener: Opener, *, bulk_window: int, guest: bool, serves: Callable[[str, bool], Code | None], now: float
+        self,
+        conn: Connection,
+        opener: Opener,
+        *,
+        bulk_window: int,
+        guest: bool,
+        serves: Callable[[str, bool], Code | None],
+        now: float,
     ) -> None:
         limits = conn.limits
         self._conn = conn
@@ -70,7 +77,7 @@ class Inbound:
         }
 
     def receive(self, data: memoryview, now: float) -> int:
-        """Consume whole records at the front of `data`; returns the bytes consumed.  Raises RemoteProtocolError on a violation."""
+        """Consume whole records at the front of `data`; returns the bytes consumed.  A violation is a RemoteProtocolError."""
         rules, streams, open_into, scratch = self._rules, self._conn.streams, self._opener.open_into, self._scratch
         conn = self._conn
         at, end = 0, len(data)

@@ -1,16 +1,17 @@
 """Records out: from streams and answers to sealed bytes, by priority.
 
-`pull` seals records back to back into one buffer that is used again and again, and returns a view of it: one system call sends them all,
-and no byte is copied between the application's memory and the ciphertext.  The view is valid until the next `pull`.
+`pull` seals records back to back into one buffer that is used again and again, and returns a view of it: one system call
+sends them all, and no byte is copied between the application's memory and the ciphertext.  The view is valid until the next
+`pull`.
 
-Two buffers.  Without bulk a connection uses a small one, so that five hundred idle peers cost nothing; the large one (budget plus one
-record) exists while bulk flows and is given up by `tick` when it stopped.
+Two buffers.  Without bulk a connection uses a small one, so that five hundred idle peers cost nothing; the large one (budget
+plus one record) exists while bulk flows and is given up by `tick` when it stopped.
 
-How much plaintext a bulk record carries is the scheduling quantum: `record_quantum_s` at the rate at which the socket takes bytes, so
-that a control message waits at most that long behind it.  The rate is what the writer shows us: while bulk waits it comes back as soon
-as the socket has taken the last pull, so bytes per time between pulls is the rate.  Idle time is not counted.  A measurement ends
-after one quantum of time, or a mebibyte (at less than 20 ms it makes the largest record anyway, and short bursts would never measure
-otherwise).
+How much plaintext a bulk record carries is the scheduling quantum: `record_quantum_s` at the rate at which the socket takes
+bytes, so that a control message waits at most that long behind it.  The rate is what the writer shows us: while bulk waits it
+comes back as soon as the socket has taken the last pull, so bytes per time between pulls is the rate.  Idle time is not
+counted.  A measurement ends after one quantum of time, or a mebibyte (at less than 20 ms it makes the largest record anyway,
+and short bursts would never measure otherwise).
 """
 
 from __future__ import annotations

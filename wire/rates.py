@@ -1,8 +1,8 @@
 """Token buckets: how often a peer may do something cheap for it and dear for us.
 
-A bucket holds at most `burst` tokens and gains `per_s` a second.  The burst is what makes the rule fair: pings that a dead radio link
-held back for half a minute arrive all at once, and that peer did nothing wrong.  So a limit is derived from what a correct sender can
-do at worst, never from what looks usual.
+A bucket holds at most `burst` tokens and gains `per_s` a second.  The burst is what makes the rule fair: pings that a dead
+radio link held back for half a minute arrive all at once, and that peer did nothing wrong.  So a limit is derived from what a
+correct sender can do at worst, never from what looks usual.
 """
 
 from __future__ import annotations

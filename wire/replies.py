@@ -1,8 +1,8 @@
 """Session frames that wait to be sealed: class 0.
 
-The reader answers while the writer may be blocked, so what it answers must not grow: credits coalesce per stream (only the highest limit
-matters), of pongs the newest few are kept (an old one measures nothing any more), and the rest is counted; whoever makes us owe it more
-than `replies_waiting_max` frames is cut.
+The reader answers while the writer may be blocked, so what it answers must not grow: credits coalesce per stream (only the
+highest limit matters), of pongs the newest few are kept (an old one measures nothing any more), and the rest is counted;
+whoever makes us owe it more than `replies_waiting_max` frames is cut.
 
 Order: frames as they came (a stream's ACCEPT before its credits, HELLO before everything), then pongs, then credits.
 """

@@ -1,11 +1,12 @@
 """Round trips and the peer's clock.
 
-RTT = elapsed - what the peer says it held the ping (RFC 9000's ack delay): our own scheduling is not network, and a node that computes
-for a second must not look far away.  `hold` is the peer's word, so it can make the link look faster, never slower, and never below zero.
+RTT = elapsed - what the peer says it held the ping (RFC 9000's ack delay): our own scheduling is not network, and a node that
+computes for a second must not look far away.  `hold` is the peer's word, so it can make the link look faster, never slower,
+and never below zero.
 
-Kept: the minimum of the last 60 s (a route change must be able to raise it), an EWMA of one eighth (RFC 6298), median and p99 of the
-last 64.  The clock offset is NTP's (RFC 5905 section 8), taken from the sample with the least RTT among the last 8: its error is at most
-half the asymmetry of the path, which is smallest when nothing queued.
+Kept: the minimum of the last 60 s (a route change must be able to raise it), an EWMA of one eighth (RFC 6298), median and p99
+of the last 64.  The clock offset is NTP's (RFC 5905 section 8), taken from the sample with the least RTT among the last 8:
+its error is at most half the asymmetry of the path, which is smallest when nothing queued.
 """
 
 from __future__ import annotations

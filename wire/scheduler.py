@@ -1,20 +1,21 @@
 """Which record goes next.
 
-Five classes: 0 session frames, 1 control messages, 2 boundary tensors, 3 bulk, 4 background.  The writer asks for one record at a time
-and only when its socket takes it, so the choice is made as late as possible: a control message overtakes everything but the record that
-is being sent.
+Five classes: 0 session frames, 1 control messages, 2 boundary tensors, 3 bulk, 4 background.  The writer asks for one record
+at a time and only when its socket takes it, so the choice is made as late as possible: a control message overtakes everything
+but the record that is being sent.
 
-* 0 and 1 are strict, but while others wait they get at most `control_share` of the bytes of the last `control_share_window_s`, else a
-  peer that asks ten thousand questions a second starves the tensors it is asking about.  The window slides over buckets of a tenth.
-  Only control bytes sent *while others waited* count: a connection that talked alone owes nothing to the first tensor that comes.
-* 2, 3 and 4 share by deficit round robin (Shreedhar and Varghese, SIGCOMM 1995) with weights 16 : 4 : 1.  The size of a record is not
-  known before it is made, so a class may send while its deficit is above zero and is charged afterwards: the same long-term shares,
-  with a debt instead of a saving.  A class that runs empty keeps neither.
+* 0 and 1 are strict, but while others wait they get at most `control_share` of the bytes of the last
+  `control_share_window_s`, else a peer that asks ten thousand questions a second starves the tensors it is asking about.  The
+  window slides over buckets of a tenth. Only control bytes sent *while others waited* count: a connection that talked alone
+  owes nothing to the first tensor that comes.
+* 2, 3 and 4 share by deficit round robin (Shreedhar and Varghese, SIGCOMM 1995) with weights 16 : 4 : 1.  The size of a
+  record is not known before it is made, so a class may send while its deficit is above zero and is charged afterwards: the
+  same long-term shares, with a debt instead of a saving.  A class that runs empty keeps neither.
 * Inside class 2 the lowest `order` goes first: the oldest microbatch holds up the most work.  Elsewhere, and among equal orders,
   streams take turns a record each.
 
-Considered and left: weighted fair queueing with virtual times (the same shares, a heap operation more a record); a timer that lets
-control wait (a clock in the core, latency for nothing when the line is idle).
+Considered and left: weighted fair queueing with virtual times (the same shares, a heap operation more a record); a timer that
+lets control wait (a clock in the core, latency for nothing when the line is idle).
 
 Items are any hashable objects, here streams.  All operations are O(1), in class 2 O(log n).
 """
@@ -38,8 +39,8 @@ class Scheduler(Generic[T]):
     """Ready items by class.  An item is in at most one class and at most once."""
 
     __slots__ = (
-        "_control", "_count", "_data", "_deficit", "_heap", "_live", "_queues", "_ratio", "_slot", "_slot_s", "_ticket", "_turn",
-        "_weights", "bulk_waiting",
+        "_control", "_count", "_data", "_deficit", "_heap", "_live", "_queues", "_ratio", "_slot", "_slot_s", "_ticket",
+        "_turn", "_weights", "bulk_waiting",
     )  # fmt: skip
 
     def __init__(self, limits: Limits) -> None:

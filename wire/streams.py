@@ -1,17 +1,19 @@
 """One stream: its automaton, as a table, and the bytes that wait in it.
 
-Everything that changes the state of a stream is in `TRANSITIONS`; it does not know which side we are.  A missing entry is a violation by
-whoever caused the input: `LocalProtocolError` or `RemoteProtocolError`, decided by the caller.  What did not fit into the table: whether
-our OPEN or ACCEPT has been *sealed* (the scheduler's business: data never overtake them), and whether the application has read to the end.
+Everything that changes the state of a stream is in `TRANSITIONS`; it does not know which side we are.  A missing entry is a
+violation by whoever caused the input: `LocalProtocolError` or `RemoteProtocolError`, decided by the caller.  What did not fit
+into the table: whether our OPEN or ACCEPT has been *sealed* (the scheduler's business: data never overtake them), and whether
+the application has read to the end.
 
-Bytes out.  A message is kept as immutable bytes, one record each.  On a byte stream the caller's memory is kept as it is, not copied, and
-cut into records when the socket takes them; pieces below `COPIED_BELOW_BYTES` are copied together, because a record a piece would cost
-more than the copy, and because the caller of small writes expects to reuse its buffer.
+Bytes out.  A message is kept as immutable bytes, one record each.  On a byte stream the caller's memory is kept as it is, not
+copied, and cut into records when the socket takes them; pieces below `COPIED_BELOW_BYTES` are copied together, because a
+record a piece would cost more than the copy, and because the caller of small writes expects to reuse its buffer.
 
-Bytes in.  A record is decrypted once, into the place from which it is read: the buffer that a waiting reader posted, if it fits; a
-buffer of its own from 16 KiB on; a shared segment below that.  Small records share because a peer may send one byte a record, and an
-object for each would be memory out of all proportion to the window.  Waste is at most what is kept: a segment is abandoned only
-for a record that did not fit into its rest.  A place is never memory that was verified before: an AEAD writes before it knows.
+Bytes in.  A record is decrypted once, into the place from which it is read: the buffer that a waiting reader posted, if it
+fits; a buffer of its own from 16 KiB on; a shared segment below that.  Small records share because a peer may send one byte a
+record, and an object for each would be memory out of all proportion to the window.  Waste is at most what is kept: a segment
+is abandoned only for a record that did not fit into its rest.  A place is never memory that was verified before: an AEAD
+writes before it knows.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ COPIED_TOGETHER_BYTES = 16 << 10  # a record that is worth its cost
 
 
 class State(IntEnum):
-    """IDLE is before OPEN.  OPENING: we opened, no ACCEPT yet; PENDING: the peer opened, we have not accepted.  A suffix names who
-    sent its FIN."""
+    """IDLE is before OPEN.  OPENING: we opened, no ACCEPT yet; PENDING: the peer opened, we have not accepted.  A suffix
+    names who sent its FIN.
+    """
 
     IDLE = 0
     OPENING = 1
@@ -87,7 +90,8 @@ TRANSITIONS: dict[tuple[State, Input], State] = {
     **{(s, _I.READ): s for s in (_S.OPENING, _S.OPENING_LOCAL, _S.OPEN, _S.HALF_LOCAL, _S.HALF_REMOTE, _S.CLOSED)},
     **{(s, i): _S.CLOSED for s in LIVE for i in (_I.SEND_RESET, _I.RECV_RESET)},
     # Frames that were under way when we reset or finished: counted against the connection's credit, then dropped.
-    **{(_S.CLOSED, i): _S.CLOSED for i in (_I.RECV_ACCEPT, _I.RECV_DATA, _I.RECV_FIN, _I.RECV_RESET, _I.RECV_CREDIT, _I.SEND_RESET)},
+    **{(_S.CLOSED, i): _S.CLOSED for i in (_I.RECV_ACCEPT, _I.RECV_DATA, _I.RECV_FIN, _I.RECV_CREDIT)},
+    **{(_S.CLOSED, i): _S.CLOSED for i in (_I.RECV_RESET, _I.SEND_RESET)},
 }
 
 MAY_SEND = frozenset(state for state, symbol in TRANSITIONS if symbol is Input.SEND_DATA)
@@ -99,13 +103,15 @@ class Stream:
     """A live stream.  Its fields are read by the rooms of the session and by nobody else."""
 
     __slots__ = (
-        "accepted", "arriving", "at", "chunk", "cls", "copies", "eof_read", "filled", "fin_queued", "fin_received", "fin_sealed", "id", "into", "kind",
-        "least", "messages", "need", "opened", "order", "posted", "posted_filled", "protocol", "queue", "queued", "readable",
-        "reading", "receiving", "recv", "region", "region_start", "region_stop", "segments", "send", "sending", "sink", "source", "state",
-        "wants_drained",
+        "accepted", "arriving", "at", "chunk", "cls", "copies", "eof_read", "filled", "fin_queued", "fin_received",
+        "fin_sealed", "id", "into", "kind", "least", "messages", "need", "opened", "order", "posted", "posted_filled",
+        "protocol", "queue", "queued", "readable", "reading", "receiving", "recv", "region", "region_start", "region_stop",
+        "segments", "send", "sending", "sink", "source", "state", "wants_drained",
     )  # fmt: skip
 
-    def __init__(self, number: int, kind: Kind, cls: int, protocol: str, order: int, send: SendWindow, recv: ReceiveWindow) -> None:
+    def __init__(
+        self, number: int, kind: Kind, cls: int, protocol: str, order: int, send: SendWindow, recv: ReceiveWindow
+    ) -> None:
         self.id = number
         self.kind = kind
         self.cls = cls
@@ -169,7 +175,7 @@ class Stream:
             self.queue.append(self.copies)
 
     def cut(self, size: int) -> memoryview:
-        """Take at most `size` bytes off the queue of a byte stream, never across two pieces.  The view pins its piece: let it go."""
+        """Take at most `size` bytes off the queue of a byte stream, never across two pieces.  The view pins its piece."""
         piece = self.queue[0]
         at = self.at
         if len(piece) - at <= size:

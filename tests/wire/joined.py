@@ -1,13 +1,12 @@
 """Two sessions joined without a network, and the null sealer: records in clear, with a tag that only counts.
 
-The null sealer exists here and nowhere else.  It keeps what matters for a session: sizes, the counter that notices a lost, doubled or
-swapped record, and a destination that is written before the tag is looked at.
+The null sealer exists here and nowhere else.  It keeps what matters for a session: sizes, the counter that notices a lost,
+doubled or swapped record, and a destination that is written before the tag is looked at.
 """
 
 from __future__ import annotations
 
 import struct
-from collections import deque
 from dataclasses import dataclass, field, replace
 
 from wire.errors import Code, RemoteProtocolError
@@ -19,7 +18,14 @@ from wire.session import Session
 HEADER = struct.Struct(">IIBBH")
 TAG = struct.Struct(">QQ")
 HELLO = SessionHello(
-    revision=1, boot_id=b"bootboot", agent="test/1", features=(), peer_record=b"", observed="", bulk_window=4 << 20, max_streams=256
+    revision=1,
+    boot_id=b"bootboot",
+    agent="test/1",
+    features=(),
+    peer_record=b"",
+    observed="",
+    bulk_window=4 << 20,
+    max_streams=256,
 )
 
 
@@ -87,12 +93,20 @@ def serve_all(protocol: str, guest: bool) -> Code | None:
     return None
 
 
-def make_end(*, initiator: bool, limits: Limits = DEFAULT_LIMITS, serves=serve_all, now: float = 0.0, guest=False, **hello) -> End:
+def make_end(
+    *, initiator: bool, limits: Limits = DEFAULT_LIMITS, serves=serve_all, now: float = 0.0, guest: bool = False, **hello
+) -> End:
     sealer = NullSealer(limits)
     session = Session(
-        initiator=initiator, sealer=sealer, opener=NullOpener(), hello=replace(HELLO, **hello), limits=limits, now=now, guest=guest,
+        initiator=initiator,
+        sealer=sealer,
+        opener=NullOpener(),
+        hello=replace(HELLO, **hello),
+        limits=limits,
+        now=now,
+        guest=guest,
         serves=serves,
-    )  # fmt: skip
+    )
     return End(session, sealer)
 
 
