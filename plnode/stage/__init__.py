@@ -1,7 +1,8 @@
 """The stage runner: one device thread that owns a stage's weights, graphs and optimizer, and what it needs.
 
 ``open_runner`` is the way in.  Pure: ``policy`` (order of jobs), ``account`` (what the gradients hold).  On the device thread:
-``work``, ``device``, ``boundary``, ``budget``.  On the loop: ``runner``.  On disk: ``snapshots``.
+``work``, ``device``, ``boundary``, ``budget``.  Between them: ``thread``.  On the loop: ``runner``.
+On disk: ``snapshots``, ``snapshot_file``.
 """
 
 from .boundary import DenseBoundary, Direction, id_dtype_for

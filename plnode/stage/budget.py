@@ -111,11 +111,14 @@ class GraphBudget:
 
 
 class GraphMeter(torch.autograd.graph.saved_tensors_hooks):
-    """Context in which a forward runs once to learn what its graph holds.  ``graph_bytes`` counts each storage once."""
+    """Context in which a forward runs once to learn what its graph holds.
 
-    def __init__(self, parameters: Iterable[Tensor]) -> None:
+    ``graph_bytes`` counts each storage once, those of ``held_anyway`` (parameters, buffers) not at all.
+    """
+
+    def __init__(self, held_anyway: Iterable[Tensor]) -> None:
         # Keyed by address: two live storages never share one, and every storage counted is alive as long as its graph is.
-        self._seen = {p.untyped_storage().data_ptr() for p in parameters}
+        self._seen = {tensor.untyped_storage().data_ptr() for tensor in held_anyway}
         self.graph_bytes = 0
         super().__init__(self._pack, self._unpack)
 

@@ -140,11 +140,11 @@ class CpuDevice(Device):
 class CudaDevice(Device):
     """One CUDA device with a compute, a copy-in and a copy-out stream."""
 
-    def __init__(self, device: torch.device, wake_thread: Callable[[], None]) -> None:
+    def __init__(self, device: torch.device, wake: threading.Condition) -> None:
         if not torch.cuda.is_available():
             raise StageError(f"device {device} was asked for, but torch sees no CUDA device; use --device cpu")
         self.torch_device = torch.device("cuda", device.index if device.index is not None else torch.cuda.current_device())
-        self._wake_thread = wake_thread
+        self._wake = wake
         self._compute, self._in, self._out = (_new_stream(self.torch_device) for _ in range(3))
         self._lock = threading.Lock()
         self._arrived: deque[tuple[Inflow, int, int]] = deque()
@@ -166,7 +166,8 @@ class CudaDevice(Device):
     def _queue_piece(self, inflow: Inflow, start: int, end: int) -> None:
         with self._lock:
             self._arrived.append((inflow, start, end))
-        self._wake_thread()
+        with self._wake:
+            self._wake.notify()
 
     def _start_copies_in(self) -> None:
         with self._lock:
@@ -216,11 +217,11 @@ class CudaDevice(Device):
         return bool(self._leaving)
 
 
-def open_device(name: str, wake_thread: Callable[[], None]) -> Device:
-    """The device of a name as torch writes it: "cpu", "cuda", "cuda:1".  ``wake_thread`` makes the device thread ``poll``."""
+def open_device(name: str, wake: threading.Condition) -> Device:
+    """The device of a name as torch writes it: "cpu", "cuda", "cuda:1".  The device thread waits on ``wake`` and then polls."""
     device = torch.device(name)
     if device.type == "cpu":
         return CpuDevice()
     if device.type == "cuda":
-        return CudaDevice(device, wake_thread)
+        return CudaDevice(device, wake)
     raise StageError(f"a stage runs on cpu or cuda, not on {name!r}")

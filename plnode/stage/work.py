@@ -15,10 +15,10 @@ their modules are written down, in fp32 (fp64 for a model in fp64): sums of many
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -36,8 +36,7 @@ from .device import Device, Inflow
 from .errors import BadPayload, StageError, StaleStep, UnknownMicrobatch
 from .hostpool import HostPool
 from .jobs import Backward, Exported, Forwarded, Microbatch, NonFinite, Ready, Stepped, Where
-
-OPTIMIZER_PREFIX = "optimizer."
+from .state import Optimizer, copy_state, digest_weights, replace_state
 
 
 class Output(Protocol):
@@ -47,14 +46,6 @@ class Output(Protocol):
     def boundary(self) -> Tensor | None: ...
     @property
     def loss_sum(self) -> Tensor | None: ...
-
-
-class Optimizer(Protocol):
-    """What the runner asks of an optimizer (``plnode.optim.StageOptimizer``)."""
-
-    def step(self, step: int) -> float: ...
-    def state_tensors(self) -> dict[str, Tensor]: ...
-    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None: ...
 
 
 @dataclass(slots=True)
@@ -101,8 +92,10 @@ class StageWork:
         self.parameters = dict(sorted((n, p) for n, p in self.part.named_parameters() if p.requires_grad))
         if not self.parameters:
             raise StageError("a stage without parameters has nothing to train")
-        self._dtype = next(iter(self.parameters.values())).dtype
-        self.gradient_dtype = DType.fp64 if self._dtype == torch.float64 else DType.fp32
+        weight_dtype = next(iter(self.parameters.values())).dtype
+        # A part whose activations are narrower than its weights says so in its config (``ModelConfig.compute_dtype``).
+        self._dtype: torch.dtype = getattr(getattr(part, "config", None), "compute_dtype", weight_dtype)
+        self.gradient_dtype = DType.fp64 if weight_dtype == torch.float64 else DType.fp32
         self.gradient_elements = sum(p.numel() for p in self.parameters.values())
         self.open_step = first_step
         self.account = GradientAccount()
@@ -123,22 +116,12 @@ class StageWork:
         if self.boundary_out is None:
             return self._last(mb, x_BLD, ids_BL1, nonfinite, began)
         self.forget(mb)  # a second forward of the same microbatch replaces the first
-        shape = tuple(ids_BL1.shape)
-        size = self.budget.estimate(shape)
-        if size is None:
-            meter = GraphMeter(self.part.parameters())
-            with torch.enable_grad(), meter:
-                boundary = self._boundary(x_BLD, ids_BL1)
-            size = meter.graph_bytes
-            self.budget.measured(shape, size)
-            keep = self.budget.fits(shape)
-        else:
-            keep = self.budget.fits(shape)
-            with torch.set_grad_enabled(keep):
-                boundary = self._boundary(x_BLD, ids_BL1)
-        if nonfinite is None and not _finite(boundary):
-            nonfinite = NonFinite(Where.OUTPUT)
-        out, ready = self._send(self.boundary_out.pack_forward(boundary, ids_BL1), self.boundary_out.forward_bytes)
+        with self._reserved(self.boundary_out.forward_bytes) as out:
+            assert out is not None
+            boundary, size, keep = self._metered(x_BLD, ids_BL1)
+            if nonfinite is None and not _finite(boundary):
+                nonfinite = NonFinite(Where.OUTPUT)
+            ready = self._send(self.boundary_out.pack_forward(boundary, ids_BL1), out)
         if keep:
             self.budget.keep(size)
             self.kept += 1
@@ -148,16 +131,33 @@ class StageWork:
             kept_graph=keep, finite=nonfinite is None, nonfinite=nonfinite,
         )  # fmt: skip
 
+    def _metered(self, x_BLD: Tensor | None, ids_BL1: Tensor) -> tuple[Tensor, int, bool]:
+        """(boundary, bytes of its graph, whether to keep it)."""
+        shape = tuple(ids_BL1.shape)
+        size = self.budget.estimate(shape)
+        if size is None:
+            meter = GraphMeter([*self.part.parameters(), *self.part.buffers()])
+            with torch.enable_grad(), meter:
+                boundary = self._boundary(x_BLD, ids_BL1)
+            size = meter.graph_bytes
+            self.budget.measured(shape, size)
+            keep = self.budget.fits(shape)
+        else:
+            keep = self.budget.fits(shape)
+            with torch.set_grad_enabled(keep):
+                boundary = self._boundary(x_BLD, ids_BL1)
+        return boundary, size, keep
+
     def _last(
         self, mb: Microbatch, x_BLD: Tensor | None, ids_BL1: Tensor, nonfinite: NonFinite | None, began: float
     ) -> Forwarded:
-        with torch.enable_grad():
+        with self._reserved(self._upstream_bytes) as out, torch.enable_grad():
             loss_sum = self._loss(x_BLD, ids_BL1)
             value = float(loss_sum.detach())
             if nonfinite is None and not math.isfinite(value):
                 nonfinite = NonFinite(Where.LOSS)
             gradient, nonfinite = self._accumulate(mb, loss_sum / self._tokens_per_step, None, x_BLD, nonfinite)
-        out, ready = self._send_gradient(gradient)
+            ready = self._send_gradient(gradient, out)
         return Forwarded(
             payload=None, ready=ready, gradient=out, loss_sum=value, seconds=time.perf_counter() - began,
             kept_graph=True, finite=nonfinite is None, nonfinite=nonfinite,
@@ -176,14 +176,15 @@ class StageWork:
         nonfinite = live.nonfinite or (None if _finite(g_BLD) else NonFinite(Where.GRADIENT_IN))
         recompute = live.boundary is None and nonfinite is None
         boundary = live.boundary
-        if recompute:
-            with torch.enable_grad():
-                boundary = self._boundary(live.x_BLD, live.ids_BL1)
-            self.recomputed += 1
-        gradient, nonfinite = self._accumulate(mb, boundary, g_BLD, live.x_BLD, nonfinite)
-        if mb in self.account.counted:
-            self.forget(mb)
-        out, ready = self._send_gradient(gradient)
+        with self._reserved(self._upstream_bytes) as out:
+            if recompute:
+                with torch.enable_grad():
+                    boundary = self._boundary(live.x_BLD, live.ids_BL1)
+                self.recomputed += 1
+            gradient, nonfinite = self._accumulate(mb, boundary, g_BLD, live.x_BLD, nonfinite)
+            if mb in self.account.counted:
+                self.forget(mb)
+            ready = self._send_gradient(gradient, out)
         return Backward(
             payload=out, ready=ready, seconds=time.perf_counter() - began, finite=nonfinite is None,
             recomputed=recompute, nonfinite=nonfinite,
@@ -194,15 +195,16 @@ class StageWork:
         began = time.perf_counter()
         x_BLD, ids_BL1 = self._input(payload, ids)
         nonfinite = NonFinite(Where.INPUT) if x_BLD is not None and not _finite(x_BLD) else None
-        out, ready, value = None, None, None
-        with torch.no_grad():
+        ready, value = None, None
+        with self._reserved(None if self.boundary_out is None else self.boundary_out.forward_bytes) as out, torch.no_grad():
             if self.boundary_out is None:
                 value = float(self._loss(x_BLD, ids_BL1))
                 finite = math.isfinite(value)
             else:
                 boundary = self._boundary(x_BLD, ids_BL1)
                 finite = _finite(boundary)
-                out, ready = self._send(self.boundary_out.pack_forward(boundary, ids_BL1), self.boundary_out.forward_bytes)
+                assert out is not None
+                ready = self._send(self.boundary_out.pack_forward(boundary, ids_BL1), out)
         if nonfinite is None and not finite:
             nonfinite = NonFinite(Where.LOSS if self.boundary_out is None else Where.OUTPUT)
         return Forwarded(
@@ -268,20 +270,33 @@ class StageWork:
             self.account.spoilt = nonfinite = NonFinite(Where.GRADIENT_OUT)
         return gradient, nonfinite
 
-    def _send_gradient(self, gradient: Tensor | None) -> tuple[memoryview | None, Ready | None]:
-        if self.boundary_in is None or gradient is None:
-            return None, None
-        return self._send(self.boundary_in.pack_backward(gradient), self.boundary_in.backward_bytes)
+    @contextmanager
+    def _reserved(self, size: int | None) -> Iterator[memoryview | None]:
+        """A buffer for what the job sends, taken before it computes: afterwards it would be too late to refuse.
 
-    def _send(self, parts: tuple[Tensor, ...], size: int) -> tuple[memoryview, Ready]:
-        out = self._pool.acquire(size)
-        ready = Ready(size)
+        Goes back to the pool if the job fails.
+        """
+        out = None if size is None else self._pool.acquire(size)
         try:
-            self._device.to_host(parts, out, lambda n: self._ready(ready, n))
+            yield out
         except BaseException:
-            self._pool.release(out)
+            if out is not None:
+                self._pool.release(out)
             raise
-        return out, ready
+
+    def _send(self, parts: tuple[Tensor, ...], out: memoryview) -> Ready:
+        ready = Ready(out.nbytes)
+        self._device.to_host(parts, out, lambda n: self._ready(ready, n))
+        return ready
+
+    def _send_gradient(self, gradient: Tensor | None, out: memoryview | None) -> Ready | None:
+        if self.boundary_in is None or gradient is None or out is None:
+            return None
+        return self._send(self.boundary_in.pack_backward(gradient), out)
+
+    @property
+    def _upstream_bytes(self) -> int | None:
+        return None if self.boundary_in is None else self.boundary_in.backward_bytes
 
     # --- the step -------------------------------------------------------------------------------------------------------
 
@@ -332,9 +347,11 @@ class StageWork:
             nonfinite = NonFinite(Where.ACCOUNT, bad) if bad else None
         if nonfinite is None:
             norm = float(self.optimizer.step(step))
+            if not math.isfinite(norm):  # finite gradients, but their squares overflow: the optimizer changed nothing
+                nonfinite = NonFinite(Where.ACCOUNT)
         else:
             norm = math.nan
-            self.skipped += 1
+        self.skipped += nonfinite is not None
         self.discard()
         self.open_step = step + 1
         return Stepped(
@@ -352,36 +369,16 @@ class StageWork:
     # --- state ----------------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Host copies of the weights under their global names and of the optimizer's tensors as ``optimizer.<name>``."""
-        tensors = {**self.part.state_dict(), **self._optimizer_tensors()}
-        return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in sorted(tensors.items())}
-
-    def _optimizer_tensors(self) -> dict[str, Tensor]:
-        return {OPTIMIZER_PREFIX + name: tensor for name, tensor in self.optimizer.state_tensors().items()}
+        """Host copies of weights and optimizer state (``state.py``)."""
+        return copy_state(self.part, self.optimizer)
 
     def restore(self, tensors: Mapping[str, Tensor], step: int | None) -> None:
-        """Replace weights and optimizer state; all is checked before any is changed.  Drops microbatches and gradients."""
-        own = self.part.state_dict()
-        weights = {name: tensor for name, tensor in tensors.items() if not name.startswith(OPTIMIZER_PREFIX)}
-        if weights.keys() != own.keys():
-            raise StageError(f"this stage's weights differ from those given in the names {sorted(weights.keys() ^ own.keys())}")
-        for name, tensor in weights.items():
-            if tensor.shape != own[name].shape or tensor.dtype != own[name].dtype:
-                expected, got = (own[name].dtype, tuple(own[name].shape)), (tensor.dtype, tuple(tensor.shape))
-                raise StageError(f"{name} is {expected} here, not {got}")
-        state = {name[len(OPTIMIZER_PREFIX) :]: t.clone() for name, t in tensors.items() if name.startswith(OPTIMIZER_PREFIX)}
-        self.optimizer.load_state_tensors(state)
-        with torch.no_grad():
-            for name, tensor in weights.items():
-                own[name].copy_(tensor)
+        """Replace weights and optimizer state, drop microbatches and gradients, open ``step`` if given."""
+        replace_state(self.part, self.optimizer, tensors)
         self.discard()
         if step is not None:
             self.open_step = step
 
     def digest(self) -> bytes:
-        """SHA-256 over name, dtype, shape and bytes of every weight, in ascending order of names."""
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.part.state_dict().items()):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-        return digest.digest()
+        """SHA-256 of the weights."""
+        return digest_weights(self.part)
