@@ -131,6 +131,16 @@ def test_every_truncation_and_flip_of_every_message_is_refused(cipher: Cipher) -
             assert refused.value.detail
 
 
+def test_a_truncation_is_named_as_such() -> None:
+    one, other = pair(Cipher.AES256GCM, random.Random(8))
+    first = one.write(lambda h: b"")
+    with pytest.raises(RemoteProtocolError, match="message 1 ends inside the ephemeral key"):
+        pair(Cipher.AES256GCM, random.Random(8))[1].read(first[:31])
+    other.read(first)
+    with pytest.raises(RemoteProtocolError, match="message 2 ends inside the static key"):
+        one.read(other.write(lambda h: b"")[:79])
+
+
 @pytest.mark.parametrize("cipher", Cipher)
 def test_another_prologue_is_refused(cipher: Cipher) -> None:
     rng = random.Random(3)
