@@ -67,6 +67,7 @@ class Connection:
     """State that the rooms of one session share; see the module."""
 
     __slots__ = (
+        "_message_most", "_queue_most",
         "blocked", "bytes_in", "bytes_out", "chunk_streams", "drain_until", "end", "events", "forgotten_chunks",
         "goaway_received", "goaway_sent", "hello", "inbound_live", "initiator", "last_in", "limits", "next_own", "next_peer",
         "outbound_live", "pending", "recv", "replies", "rtt", "scheduler", "send", "state", "streams", "violation",
@@ -96,6 +97,8 @@ class Connection:
         self.end: WireError | None = None  # why it drains, for whoever is still waiting at the end
         self.drain_until: float | None = None
         self.violation: WireError | None = None
+        self._message_most = limits.message_max_bytes
+        self._queue_most = limits.stream_window_bulk_bytes
         self.bytes_in = [0] * 5
         self.bytes_out = [0] * 5
 
@@ -170,13 +173,13 @@ class Connection:
 
     def available(self, stream: Stream) -> int:
         """Bytes that `send` takes now: stream credit, connection credit, and our own bound on what is queued."""
-        room = min(self.send.available, self._queue_room(stream))
+        most, room = self._queue_most - stream.queued, self.send.limit - self.send.sent
+        own = stream.send.limit - stream.send.sent
         if stream.kind is Kind.MESSAGE:
-            return max(0, min(room, stream.send.available - MESSAGE_OVERHEAD_BYTES, self.limits.message_max_bytes))
-        return max(0, min(room, stream.send.available))
-
-    def _queue_room(self, stream: Stream) -> int:
-        return self.limits.stream_window_bulk_bytes - stream.queued
+            own -= MESSAGE_OVERHEAD_BYTES
+            most = min(most, self._message_most)
+        room = min(own, room, most)
+        return room if room > 0 else 0
 
     def wake_if_writable(self, stream: Stream) -> None:
         """Tell a sender that waits for credit, if there is enough now."""

@@ -54,7 +54,7 @@ class Outbound:
     @property
     def wants_write(self) -> bool:
         """Whether `pull` would return something."""
-        return bool(self._conn.replies) or bool(self._conn.scheduler)
+        return True if self._conn.scheduler else bool(self._conn.replies)
 
     def pull(self, budget: int, now: float) -> list[memoryview]:
         """Seal records by priority until about `budget` bytes; at least one if anything is ready."""

@@ -43,6 +43,9 @@ class Replies:
     def __len__(self) -> int:
         return len(self._frames) + len(self._pongs) + len(self._credits)
 
+    def __bool__(self) -> bool:
+        return bool(self._frames or self._pongs or self._credits)
+
     def add(self, kind: int, stream: int, body: bytes) -> None:
         """Queue a frame."""
         self._frames.append((kind, stream, body))

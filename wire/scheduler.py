@@ -64,6 +64,9 @@ class Scheduler(Generic[T]):
     def __len__(self) -> int:
         return len(self._live)
 
+    def __bool__(self) -> bool:
+        return bool(self._live)
+
     def push(self, item: T, cls: int, order: int = 0) -> None:
         """Add `item` at the end of its turn; in class 2 an item that is there already takes the new order."""
         known = item in self._live

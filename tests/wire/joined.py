@@ -10,9 +10,10 @@ import struct
 from dataclasses import dataclass, field, replace
 
 from wire.errors import Code, RemoteProtocolError
-from wire.events import Event
+from wire.events import Event, Kind
 from wire.limits import DEFAULT_LIMITS, Limits
-from wire.messages import SessionHello
+from wire.messages import OpenBody, SessionHello, encode
+from wire.records import FrameType
 from wire.session import Session
 
 HEADER = struct.Struct(">IIBBH")
@@ -150,3 +151,48 @@ class Joined:
             if not moved and not self.a.session.wants_write and not self.b.session.wants_write:
                 return
         raise AssertionError("it never settles")
+
+
+class Puppet:
+    """A peer without a session: says whatever the test wants to one real session, in well-formed records or not."""
+
+    def __init__(self, limits: Limits = DEFAULT_LIMITS, *, initiator: bool = True, hello: bool = True, **kwargs) -> None:
+        self.now = 100.0
+        self.end = make_end(initiator=not initiator, limits=limits, now=self.now, **kwargs)
+        self.session = self.end.session
+        self.sealer = NullSealer()
+        self._out = memoryview(bytearray(1 << 19))
+        if hello:
+            self.say(FrameType.HELLO, 0, encode(HELLO))
+
+    def record(self, kind: int, stream: int, body: bytes = b"", flags: int = 0) -> bytes:
+        """One sealed record."""
+        return bytes(self._out[: self.sealer.seal_into(stream, kind, flags, body, self._out)])
+
+    def say(self, kind: int, stream: int, body: bytes = b"", flags: int = 0) -> None:
+        """Send one record; raises what the session raises."""
+        self.feed(self.record(kind, stream, body, flags))
+
+    def feed(self, data: bytes) -> int:
+        """Send raw bytes."""
+        try:
+            return self.session.receive(memoryview(data), self.now)
+        finally:
+            self.end.seen += self.session.events()
+
+    def open(self, stream: int, kind: Kind = Kind.MESSAGE, cls: int = 1, credit: int = 1 << 17, protocol: str = "x/1") -> None:
+        """OPEN."""
+        self.say(FrameType.OPEN, stream, encode(OpenBody(kind, protocol, cls, credit, b"")))
+
+    def frames(self) -> list[tuple[int, int, bytes]]:
+        """Everything that the session has to say now: (type, stream, body)."""
+        said = []
+        while views := self.session.pull(1 << 16, self.now):
+            for view in views:
+                at = 0
+                while at < len(view):
+                    size, stream, kind, _, _ = HEADER.unpack_from(view, at)
+                    said.append((kind, stream, bytes(view[at + 12 : at + size - 4])))
+                    at += size + 12
+        self.end.seen += self.session.events()
+        return said
