@@ -24,10 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from wire.envelope import BadEnvelope, open_envelope, seal
-
 from plnode.exits import BadInput
 from plnode.typed_toml import Bounds, Doc, Hex, KeyProblem, OneOf, Text, read_table
+from wire.envelope import BadEnvelope, open_envelope, seal
 from wire.identity import Identity, PeerId
 
 if TYPE_CHECKING:
@@ -154,7 +153,7 @@ class Manifest:
 
     protocol: Annotated[int, Bounds(PROTOCOL, PROTOCOL), Doc("Version of what nodes say to each other.")]
     name: Annotated[str, Text(1, 64), Doc("What people call this run.")]
-    seed: Annotated[int, Bounds(0, (1 << 63) - 1), Doc("Seed of all randomness: weights, order of samples.")]
+    seed: Annotated[int, Bounds(0, (1 << 32) - 1), Doc("Seed of all randomness: weights, order of samples.")]
     steps: Annotated[int, Bounds(1, 1_000_000_000), Doc("Optimizer steps after which the run is finished.")]
     weights: Annotated[
         str,

@@ -41,8 +41,9 @@ class Bounds:
         return None if fine else self.text()
 
     def text(self) -> str:
-        low = f"above {self.least:g}" if self.above else f"from {_figure(self.least)}"
-        return f"{low} to {_figure(self.greatest)}"
+        if self.above:
+            return f"above {_figure(self.least)}, at most {_figure(self.greatest)}"
+        return f"from {_figure(self.least)} to {_figure(self.greatest)}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 import click
 
 from plnode.exits import BadInput, ExitCode
-from wire.errors import LocalProtocolError
 from wire.identity import KeyFileError
 
 __all__ = ["main", "program"]
@@ -81,13 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return problem.exit_code
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
-    except (BadInput, KeyFileError, LocalProtocolError) as problem:
+    except (BadInput, KeyFileError) as problem:
         return _complain(problem)
-    except BaseExceptionGroup as group:
-        ours, rest = group.split((BadInput, KeyFileError))
-        if ours is None or rest is not None:
-            raise
-        return _complain(_first_leaf(ours))
     except BrokenPipeError:
         # The reader of our output went away (`plnode run show | head`): not worth a word; Python must not try to flush again.
         sys.stderr.close()
@@ -98,9 +92,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _complain(problem: BaseException) -> int:
     click.echo(f"plnode: {problem}", err=True)
     return ExitCode.BAD_INPUT
-
-
-def _first_leaf(group: BaseException) -> BaseException:
-    while isinstance(group, BaseExceptionGroup):
-        group = group.exceptions[0]
-    return group

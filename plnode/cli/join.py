@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
-from plnode.cli.options import node_options, settings_from
+from plnode.cli.options import checked_seeds, node_options, settings_from
 from plnode.cli.service import exit_with_stdin, opened_recorder, run_until_signal
 from plnode.exits import BadInput
 from plnode.manifest import SignedManifest
+from plnode.observe.events import NodeStopped
 from wire.identity import Identity, lock_data_folder
 
 __all__ = ["command"]
@@ -34,6 +35,7 @@ def command(manifest_file: Path, as_json: bool, **flags: Any) -> int:
     settings = settings_from(flags)
     if settings.seeds is None:
         raise BadInput("a node that joins needs a seed list", "Give --seeds FILE with one host:port a line (or PLNODE_SEEDS).")
+    checked_seeds(settings)
     signed = SignedManifest.load(manifest_file)
     if flags["exit_with_stdin"]:
         exit_with_stdin()
@@ -41,4 +43,18 @@ def command(manifest_file: Path, as_json: bool, **flags: Any) -> int:
         identity = Identity.load_or_create(settings.key_file)
         from plnode.node import run_node  # torch: only once everything that the user gave is in order
 
-        return run_until_signal(lambda: run_node(settings, signed, identity, recorder), recorder)
+        _check_job(signed)
+        return run_until_signal(
+            lambda: run_node(settings, signed, identity, recorder), lambda reason: recorder.emit(NodeStopped(reason))
+        )
+
+
+def _check_job(signed: SignedManifest) -> None:
+    """This installation must have the text and the tokenizer that the run was made with.  Raises `BadInput`."""
+    from plnode.workload import JobError, LanguageModel
+
+    try:
+        LanguageModel(signed.manifest)
+    except JobError as problem:
+        remedy = "Install the version that the run was made with."
+        raise BadInput(f"this installation cannot train that run: {problem}", remedy) from None

@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 
 import click
 
+from plnode.exits import BadInput
 from plnode.settings import Settings, load_settings
 
-__all__ = ["node_options", "settings_from"]
+__all__ = ["checked_seeds", "node_options", "settings_from"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -55,3 +56,15 @@ def settings_from(flags: dict[str, Any], *, default_listen: str = "0.0.0.0:0") -
     """`Settings` of a command's flags, the environment and the settings file.  Raises `BadInput`."""
     given = {key: flags[key] for key in _KEYS if flags.get(key) is not None}
     return load_settings(given, os.environ, file=flags.get("settings_file"), default_listen=default_listen)
+
+
+def checked_seeds(settings: Settings) -> None:
+    """Reads the seed list once before anything starts: a wrong line is the user's to mend.  Raises `BadInput`."""
+    from wire.net.seedlist import SeedList, SeedListError
+
+    if settings.seeds is None:
+        return
+    try:
+        SeedList.read(settings.seeds)
+    except SeedListError as problem:
+        raise BadInput(f"the seed list cannot be used: {problem}", "One entry a line: host:port or ID@host:port.") from None

@@ -6,11 +6,9 @@ import json
 import os
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from plnode.exits import BadInput
 from plnode.manifest import Manifest, SignedManifest, sign
@@ -18,7 +16,10 @@ from plnode.manifest_text import default_values, render, shipped_values
 from plnode.observe.lines import quantity
 from wire.identity import Identity
 
-__all__ = ["command"]
+if TYPE_CHECKING:
+    from plnode.plan import RunPlan
+
+__all__ = ["assignment", "command"]
 
 TOML_FILE, KEY_FILE, SIGNED_FILE = "run.toml", "owner.key", "run.signed"
 _HEADINGS = (
@@ -57,7 +58,7 @@ def init(folder: Path, name: str | None, changes: tuple[str, ...], as_json: bool
       plnode run init --out my-run
       plnode run init --out my-run --name "small bible" --set model.layers=8 --set "stages.split=[3, 3, 2]" --set stages.count=3
     """
-    given = dict(_assignment(text) for text in changes)
+    given = dict(assignment(text) for text in changes)
     if name is not None:
         given["name"] = name
     toml = render(default_values({**shipped_values(), **given})).encode()
@@ -132,29 +133,37 @@ def plan(file: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(result.to_json()))
         return
-    table = Table(title=f"{manifest.name}: {manifest.stages.count} stages x {manifest.stages.replicas} replicas")
-    for heading in _HEADINGS:
-        table.add_column(heading, justify="right")
-    for stage in result.stages:
-        parts = ["embed"] * stage.embed + [f"{stage.first_layer}-{stage.end_layer - 1}"] + ["head"] * stage.head
-        memory = (stage.weights_bytes, stage.gradients_bytes, stage.optimizer_bytes, stage.activation_bytes, stage.buffers_bytes)
-        table.add_row(
-            str(stage.stage),
-            " + ".join(parts),
-            quantity(stage.parameters),
-            quantity(stage.flops_per_token),
-            *(quantity(b, "B") for b in (*memory, stage.memory_bytes)),
-            *("" if b is None else f"{b:.0f}" for b in (stage.forward_bytes_per_token, stage.backward_bytes_per_token)),
-        )
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(
+    click.echo(f"{manifest.name}: {manifest.stages.count} stages x {manifest.stages.replicas} replicas")
+    for line in _table(result):
+        click.echo(line)
+    click.echo(
         f"{quantity(result.parameters)} parameters in all; the busiest stage does {result.imbalance:.2f} x the mean; "
-        f"at most {result.in_flight} microbatches in flight from one origin"
+        f"at most {result.in_flight} microbatches under way from one origin"
     )
 
 
-def _assignment(text: str) -> tuple[str, Any]:
+def _table(plan: RunPlan) -> list[str]:
+    """Aligned columns, as wide as they are: lines that a terminal may wrap and a pipe keeps."""
+    rows = [_HEADINGS]
+    for stage in plan.stages:
+        parts = ["embed"] * stage.embed + [f"{stage.first_layer}-{stage.end_layer - 1}"] + ["head"] * stage.head
+        memory = (stage.weights_bytes, stage.gradients_bytes, stage.optimizer_bytes, stage.activation_bytes, stage.buffers_bytes)
+        crossing = (stage.forward_bytes_per_token, stage.backward_bytes_per_token)
+        rows.append(
+            (
+                str(stage.stage),
+                "+".join(parts),
+                quantity(stage.parameters),
+                quantity(stage.flops_per_token),
+                *(quantity(b, "B") for b in (*memory, stage.memory_bytes)),
+                *("-" if b is None else f"{b:.0f}" for b in crossing),
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+
+def assignment(text: str) -> tuple[str, Any]:
     """`model.dim=256` -> ("model.dim", 256).  The value is TOML; what is none is a text whose quotes were left out."""
     path, equals, value = text.partition("=")
     if not equals or not path:

@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
-from plnode.cli.options import node_options, settings_from
+from plnode.cli.options import checked_seeds, node_options, settings_from
 from plnode.cli.service import exit_with_stdin, opened_recorder, run_until_signal
+from plnode.observe.events import NodeStopped
 from wire.identity import Identity, lock_data_folder
 
 __all__ = ["command"]
@@ -27,10 +28,13 @@ def command(as_json: bool, **flags: Any) -> int:
     entry trusts whoever answers at that address, which is enough: a seed only introduces.
     """
     settings = settings_from(flags)
+    checked_seeds(settings)
     if flags["exit_with_stdin"]:
         exit_with_stdin()
     with lock_data_folder(settings.data_dir), opened_recorder(json=as_json, level=settings.log_level) as recorder:
         identity = Identity.load_or_create(settings.key_file)
         from plnode.node import run_seed
 
-        return run_until_signal(lambda: run_seed(settings, identity, recorder), recorder)
+        return run_until_signal(
+            lambda: run_seed(settings, identity, recorder), lambda reason: recorder.emit(NodeStopped(reason))
+        )

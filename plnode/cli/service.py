@@ -1,6 +1,6 @@
-"""Running a node as a process: signals, the end of stdin, the recorder's outputs.  What `join` and `seed` have in common.
+"""Running a program of ours as a process: signals, the end of stdin, the recorder's outputs.
 
-How a node ends, in order of politeness:
+How `seed`, `join` and `demo` end, in order of politeness:
 
 1. SIGTERM or SIGINT: the program's task is cancelled and gets `PATIENCE_S` to say goodbye; the exit code is 128 + signal.
 2. A second signal, or the patience is over: the process ends at once, with the same code.
@@ -26,7 +26,6 @@ from typing import Protocol
 
 import trio
 
-from plnode.observe.events import NodeStopped
 from plnode.observe.pump import LinePump
 from plnode.observe.recorder import HumanLines, JsonLines, Recorder, Sink
 
@@ -60,10 +59,10 @@ def opened_recorder(*, json: bool, level: str) -> Iterator[Recorder]:
             pump.close()
 
 
-def run_until_signal(program: Callable[[], Awaitable[Outcome]], recorder: Recorder) -> int:
+def run_until_signal(program: Callable[[], Awaitable[Outcome]], stopped: Callable[[str], None]) -> int:
     """Runs `program` under trio until it returns or a signal cancels it; returns the exit code.
 
-    Exceptions of the program pass through; `NodeStopped` is emitted in every case.
+    `stopped` is told the reason in every case, before the goodbyes if it is a signal.  Exceptions of the program pass through.
     """
     ended_by: signal.Signals | None = None
     outcome: Outcome | None = None
@@ -75,7 +74,7 @@ def run_until_signal(program: Callable[[], Awaitable[Outcome]], recorder: Record
             async for number in signals:
                 ended_by = signal.Signals(number)
                 break
-            recorder.emit(NodeStopped(f"{ended_by.name} received" if ended_by else "stopped"))
+            stopped(f"{ended_by.name} received" if ended_by else "stopped")
             scope.cancel()
             with trio.move_on_after(PATIENCE_S):
                 async for _ in signals:
@@ -94,13 +93,23 @@ def run_until_signal(program: Callable[[], Awaitable[Outcome]], recorder: Record
     try:
         trio.run(main)
     except BaseException as problem:
-        recorder.emit(NodeStopped(f"{type(problem).__name__}: {problem}"))
-        raise
+        cause = _only_leaf(problem)
+        stopped(f"{type(cause).__name__}: {cause}")
+        if cause is problem:
+            raise
+        raise cause from problem
     if ended_by is not None:
         return 128 + ended_by
     assert outcome is not None  # neither cancelled nor raised: it returned
-    recorder.emit(NodeStopped(outcome.message or "finished"))
+    stopped(outcome.message or "finished")
     return int(outcome.exit_code)
+
+
+def _only_leaf(problem: BaseException) -> BaseException:
+    """The one exception in nested groups of one, which nurseries make; a group of several stays what it is."""
+    while isinstance(problem, BaseExceptionGroup) and len(problem.exceptions) == 1:
+        problem = problem.exceptions[0]
+    return problem
 
 
 def exit_with_stdin() -> None:

@@ -75,7 +75,10 @@ class NodeView:
 
 
 class SwarmView:
-    """`nodes` by name in the order of starting; the seed is not among them.  Times are seconds since the demo began."""
+    """`nodes` by name in the order of starting; the seed is not among them.  Times are seconds since the demo began.
+
+    `snapshots`: step -> stage -> path of the newest file told.
+    """
 
     def __init__(self, names: list[str], *, steps: int, patience_s: float) -> None:
         self.nodes = {name: NodeView(name) for name in names}
@@ -83,7 +86,7 @@ class SwarmView:
         self.points: dict[int, StepPoint] = {}
         self.heldout: dict[int, HeldOutPoint] = {}
         self.aborts: list[e.RunAborted] = []
-        self.snapshots: dict[int, set[str]] = {}
+        self.snapshots: dict[int, dict[int, str]] = {}
         self.started_at: float | None = None
         self.moved_at = 0.0
         self._patience_s = patience_s
@@ -110,7 +113,8 @@ class SwarmView:
             case e.HeldOut():
                 self.heldout.setdefault(event.step, HeldOutPoint(event.step, event.loss, event.tokens))
             case e.SnapshotWritten():
-                self.snapshots.setdefault(event.step, set()).add(event.path)
+                if node.stage is not None:
+                    self.snapshots.setdefault(event.step, {})[node.stage] = event.path
             case e.RunAborted():
                 self.aborts.append(event)
             case e.RunFinished():

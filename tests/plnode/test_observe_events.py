@@ -79,7 +79,10 @@ def test_what_is_no_event_is_refused(document: object) -> None:
         e.event_from_json(document)
 
 
-@pytest.mark.parametrize(("value", "text"), [(0, "0"), (999, "999"), (1000, "1 k"), (999_600, "1 M"), (1_234_567, "1.23 M"), (0.25, "0.25")])
+QUANTITIES = [(0, "0"), (999, "999"), (1000, "1 k"), (999_600, "1 M"), (1_234_567, "1.23 M"), (0.25, "0.25")]
+
+
+@pytest.mark.parametrize(("value", "text"), QUANTITIES)
 def test_quantities_have_three_digits(value: float, text: str) -> None:
     assert quantity(value) == text
     assert quantity(1500, "B") == "1.5 kB"
