@@ -65,7 +65,7 @@ def program() -> None:
       plnode join --seeds seeds.txt --manifest run.signed --data my-data
     \b
     Exit codes: 0 done, 1 fault of this program, 2 wrong input, 3 a node died, 4 refused by the swarm, 5 no progress, 6 out of
-    memory, 130 interrupted, 143 terminated. A restart helps after 1, 3 and 5.
+    memory, 7 diverged, 130 interrupted, 143 terminated. A restart helps after 1, 3 and 5.
     """
 
 

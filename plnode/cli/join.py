@@ -43,18 +43,6 @@ def command(manifest_file: Path, as_json: bool, **flags: Any) -> int:
         identity = Identity.load_or_create(settings.key_file)
         from plnode.node import run_node  # torch: only once everything that the user gave is in order
 
-        _check_job(signed)
         return run_until_signal(
             lambda: run_node(settings, signed, identity, recorder), lambda reason: recorder.emit(NodeStopped(reason))
         )
-
-
-def _check_job(signed: SignedManifest) -> None:
-    """This installation must have the text and the tokenizer that the run was made with.  Raises `BadInput`."""
-    from plnode.workload import JobError, LanguageModel
-
-    try:
-        LanguageModel(signed.manifest)
-    except JobError as problem:
-        remedy = "Install the version that the run was made with."
-        raise BadInput(f"this installation cannot train that run: {problem}", remedy) from None

@@ -21,9 +21,7 @@ import structlog
 
 from plnode.observe import events as e
 from plnode.observe.lines import LEVELS, sentence
-from plnode.observe.metrics import Metrics
 from plnode.observe.pump import LinePump
-from plnode.observe.status import Status
 
 __all__ = ["HumanLines", "JsonLines", "Recorder", "Sink"]
 
@@ -35,19 +33,21 @@ class Sink(Protocol):
 
 
 class Recorder:
-    """Passes events to `status`, to `metrics` and to the given sinks; complaints once per cause.
+    """Passes events to its sinks, complaints once per cause.
 
     `clock` is the wall clock (Unix seconds): it is for readers, no decision depends on it.
     """
 
     def __init__(self, sinks: Iterable[Sink] = (), *, clock: Callable[[], float] = time.time) -> None:
-        self.status = Status(clock=clock)
-        self.metrics = Metrics()
-        self._sinks: list[Sink] = [self.status, self.metrics, *sinks]
+        self._sinks = list(sinks)
         self._clock = clock
         self._stopped = False
         self._waiting: dict[str, str] = {}
         self._seeds: dict[str, tuple[str, str]] = {}
+
+    def add(self, sink: Sink) -> None:
+        """From now on `sink` is shown every event."""
+        self._sinks.append(sink)
 
     def emit(self, event: e.Event) -> None:
         if not self._is_new(event):
