@@ -220,9 +220,11 @@ def test_the_key_is_in_no_text() -> None:
 # --- key files
 
 
-def test_created_once_private_and_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("umask", [0, 0o277])
+def test_created_once_private_and_whole(tmp_path: Path, umask: int) -> None:
     path = tmp_path / "new" / "key"
-    old = os.umask(0)
+    path.parent.mkdir()
+    old = os.umask(umask)
     try:
         identity = Identity.load_or_create(path)
     finally:
