@@ -144,7 +144,7 @@ def plan(file: Path, as_json: bool) -> None:
 
 def _table(plan: RunPlan) -> list[str]:
     """Aligned columns, as wide as they are: lines that a terminal may wrap and a pipe keeps."""
-    rows = [_HEADINGS]
+    rows: list[tuple[str, ...]] = [_HEADINGS]
     for stage in plan.stages:
         parts = ["embed"] * stage.embed + [f"{stage.first_layer}-{stage.end_layer - 1}"] + ["head"] * stage.head
         memory = (stage.weights_bytes, stage.gradients_bytes, stage.optimizer_bytes, stage.activation_bytes, stage.buffers_bytes)

@@ -172,6 +172,27 @@ def test_a_signal_is_a_clean_cancel(number: signal.Signals, code: int) -> None:
     assert steps == [f"{number.name} received", "goodbye"]
 
 
+def test_a_second_signal_ends_a_program_that_does_not_let_go() -> None:
+    script = (
+        "import os, sys, trio\nfrom plnode.cli.service import run_until_signal\n"
+        "async def stubborn():\n"
+        "    try:\n"
+        "        print('up', flush=True)\n"
+        "        await trio.sleep_forever()\n"
+        "    finally:\n"
+        "        print('first', flush=True)\n"
+        "        with trio.CancelScope(shield=True):\n"
+        "            await trio.sleep_forever()\n"
+        "sys.exit(run_until_signal(stubborn, lambda reason: None))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for said in ("up\n", "first\n"):
+            assert process.stdout.readline() == said
+            process.terminate()
+        assert process.wait(20) == 143
+
+
 def test_lines_come_out_whole_whatever_the_pieces() -> None:
     text = b"one\ntwo\r\n\nthree"
     for size in range(1, len(text) + 1):
