@@ -1,0 +1,63 @@
+"""The only room with sockets: connections, dialling, listening, seeds, and the facade `open_net`."""
+
+from wire.events import Kind
+from wire.net.causes import Cause
+from wire.net.dial import DialFailed
+from wire.net.listen import BindFailed
+from wire.net.network import (
+    Complaint,
+    Listening,
+    Net,
+    NetEvent,
+    NotListening,
+    PeerConnected,
+    PeerLost,
+    RecordLearned,
+    SeedStateChanged,
+    Traffic,
+    open_net,
+)
+from wire.net.peer import Peer, PeerStats
+from wire.net.receiver import Dropped, Received, TensorReceiver
+from wire.net.seedlist import SeedEntry, SeedList, SeedListError
+from wire.net.seeds import SeedState, SeedStatus
+from wire.net.sender import ReadyBytes, TensorSender
+from wire.net.stream import ByteStream, MessageStream
+from wire.net.transport import Listener, Pipe, PipeInfo, TcpTransport, Transport
+
+__all__ = [
+    "BindFailed",
+    "ByteStream",
+    "Cause",
+    "Complaint",
+    "DialFailed",
+    "Dropped",
+    "Kind",
+    "Listener",
+    "Listening",
+    "MessageStream",
+    "Net",
+    "NetEvent",
+    "NotListening",
+    "Peer",
+    "PeerConnected",
+    "PeerLost",
+    "PeerStats",
+    "Pipe",
+    "PipeInfo",
+    "ReadyBytes",
+    "Received",
+    "RecordLearned",
+    "SeedEntry",
+    "SeedList",
+    "SeedListError",
+    "SeedState",
+    "SeedStateChanged",
+    "SeedStatus",
+    "TcpTransport",
+    "TensorReceiver",
+    "TensorSender",
+    "Traffic",
+    "Transport",
+    "open_net",
+]

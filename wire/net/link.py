@@ -1,0 +1,384 @@
+"""One connection at work: the session between a pipe and the tasks that wait for something to happen on a stream.
+
+A `Link` has three tasks.  The *reader* fills one reused buffer, gives whole records to the session and carries the session's
+events to whoever waits; it never waits for an application and never for the writer, so no deadlock of two full pipes can exist
+(WIRE-13).  The *writer* asks the session for the next records only when the pipe takes some.  The *ticker* tells the session
+the time when the session asked for it.
+
+What costs time in such a design is task switches, about 15 us each in trio, against 2 us to seal a short record.  So:
+
+* `kick` sends inline, in the caller's own task, when the writer sleeps: seal, one `sendmsg`, done.  What the kernel does not
+  take at once is left to the writer.  One call takes at most `INLINE_BYTES`, so that a caller with much to send does not
+  keep the loop for itself.
+* A task that waits for a stream is rescheduled directly by the event; no queue, no condition variable, no notifier task.
+* The reader goes on reading while data is there and yields after 1 MiB or 2 ms, whichever comes first.
+
+Buffers: 1 MiB holds four largest records (256 KiB), so one partial record in eight bytes read is moved to the front on average.
+The buffer exists only after authentication; before, `upgrade.py` holds 16 KiB.
+
+Who hears what: `Owner` (the manager) hears of the connection, a `StreamEnd` hears of its stream.  All these calls are made
+synchronously from the reader, the writer or a sender's own task: they may call the session and `kick`, and must not block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import trio
+
+from wire.address import Address
+from wire.connection import ConnectionState
+from wire.errors import Code, ConnectionLost, RemoteProtocolError, StreamReset, WireError, error_for
+from wire.events import (
+    Event,
+    GoAwayReceived,
+    HelloReceived,
+    Readable,
+    RttMeasured,
+    SessionClosed,
+    StreamAccepted,
+    StreamFinished,
+    StreamOpened,
+    StreamWasReset,
+    Writable,
+)
+from wire.identity import PeerId
+from wire.limits import Limits
+from wire.messages import SessionHello
+from wire.net.transport import Pipe, unsent
+from wire.session import Session
+
+READ_BUFFER_BYTES = 1 << 20
+# Fairness of the reader: other tasks run at least this often while data keeps coming.
+YIELD_BYTES = 1 << 20
+YIELD_S = 0.002
+# One pull of the writer, and what one caller may seal inline.  64 KiB takes ~50 us to seal and send.
+PULL_BYTES = 256 * 1024
+INLINE_BYTES = 64 * 1024
+# How long a close waits for the peer to read our reason.  Not a protocol matter: the reason is a courtesy.
+LINGER_S = 1.0
+
+
+class StreamEnd(Protocol):
+    """Whoever waits for events of one stream."""
+
+    def on_readable(self) -> None: ...
+    def on_writable(self) -> None: ...
+    def on_accepted(self) -> None: ...
+    def on_pipe_end(self) -> None:
+        """The connection is over and the session about to forget the stream: keep what arrived, `on_reset` follows."""
+        ...
+
+    def on_reset(self, error: WireError) -> None:
+        """Ended in both directions, by the peer or because the connection ended.  Nothing follows."""
+        ...
+
+
+class Owner(Protocol):
+    """Whoever owns connections."""
+
+    def on_opened(self, link: Link, event: StreamOpened) -> None: ...
+    def on_hello(self, link: Link, event: HelloReceived) -> None: ...
+    def on_goaway(self, link: Link, event: GoAwayReceived) -> None: ...
+
+
+class Link:
+    """One authenticated connection.  Made by `upgrade`, driven by `run`."""
+
+    def __init__(
+        self,
+        pipe: Pipe,
+        session: Session,
+        limits: Limits,
+        *,
+        peer_id: PeerId,
+        initiator: bool,
+        peer_run: bytes | None,
+        hello: SessionHello,
+        guest: bool,
+        leftover: bytes,
+        pending: list[Event],
+    ) -> None:
+        self.pipe = pipe
+        self.session = session
+        self.peer_id = peer_id
+        self.initiator = initiator  # we dialled
+        self.peer_run = peer_run
+        self.hello = hello  # the peer's newest
+        self.guest = guest
+        self.ends: dict[int, StreamEnd] = {}
+        self.error: WireError | None = None  # why it ended
+        self.closed = trio.Event()
+        self.draining = False  # GOAWAY was sent or received
+        self.taken = False  # somebody runs it, or will
+        self.dialled: Address | None = None  # where we reached the peer
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.established_at = trio.current_time()
+        self.limits = limits
+        self._owner: Owner | None = None
+        self._leftover = leftover
+        self._pending = pending
+        self._rest: list[memoryview] = []  # sealed and not yet taken by the pipe; always sent before anything else
+        self._writer: trio.lowlevel.Task | None = None  # set while the writer sleeps
+        self._dispatching = False
+        self._pong: trio.Event | None = None
+        self._after: list[Callable[[], None]] = []
+        self._scope = trio.CancelScope()
+        self._over = False
+
+    # -- towards streams
+
+    def kick(self) -> None:
+        """Send what the session has ready as far as the pipe takes it now; the writer does the rest.  Never blocks or raises."""
+        writer = self._writer
+        if writer is None or self._over:
+            return  # the writer is at work and looks again by itself
+        session = self.session
+        if not session.wants_write:
+            return
+        try:
+            views = session.pull(INLINE_BYTES, trio.current_time())
+            self._push(views)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self._pipe_ended(error.__cause__ or error)
+            return
+        if self._rest or session.wants_write:
+            self._writer = None
+            trio.lowlevel.reschedule(writer)
+        self._dispatch()
+
+    def after_receive(self, callback: Callable[[], None]) -> None:
+        """For what is told of chunks in the middle of `session.receive`: run as soon as the session may be called again."""
+        self._after.append(callback)
+
+    async def answers(self) -> bool:
+        """Ping, and wait for the answer or for the end of the connection; whether it lives.  The caller sets the deadline."""
+        if self._over:
+            return False
+        self._pong = self._pong or trio.Event()
+        self.session.ping(trio.current_time())
+        self.kick()
+        await self._pong.wait()
+        return not self._over
+
+    def discard(self) -> None:
+        """Close a connection that nobody took.  Idempotent; nothing happens to one that is running."""
+        if not self.taken:
+            self.fail(ConnectionLost("this connection is not needed"))
+            self.pipe.close()
+
+    def fail(self, error: WireError) -> None:
+        """End the connection now.  Waiters are told in this very call; idempotent, the first cause stays."""
+        if self._over:
+            return
+        self._over = True
+        self.error = error
+        if self.session.state is not ConnectionState.CLOSED:
+            self.session.abort(error)
+        ends, self.ends = self.ends, {}
+        for end in ends.values():
+            end.on_reset(error)
+        if self._pong is not None:
+            self._pong.set()
+        self.closed.set()
+        self._scope.cancel()
+
+    def goaway(self, code: Code, *, detail: str = "", retry_ms: int = 0) -> None:
+        """Say goodbye: no new streams; live ones have `draining_timeout_s`, then the connection ends.  Idempotent."""
+        if self._over or self.draining:
+            return
+        self.draining = True
+        self.session.goaway(code, retry_ms=retry_ms, detail=detail, now=trio.current_time())
+        self.kick()
+        self._dispatch()
+
+    def update_hello(self, hello: SessionHello) -> None:
+        """Tell the peer what changed about us."""
+        if not self._over and not self.draining:
+            self.session.update_hello(hello)
+            self.kick()
+
+    # -- the tasks
+
+    async def run(self, owner: Owner) -> None:
+        """Drive the connection until it ends; then `error` says why.  A cancel ends it without a goodbye.
+
+        Never raises what the network or the peer does: that is in `error`.
+        """
+        self._owner = owner
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write)
+                    nursery.start_soon(self._tick)
+                    try:
+                        await self._read()
+                    except RemoteProtocolError as error:
+                        self._dispatch()
+                        self.fail(error)
+                    nursery.cancel_scope.cancel()
+            if not isinstance(self.error, ConnectionLost):
+                await self._linger()
+        finally:
+            self.fail(ConnectionLost("this node closed the connection"))
+            self.pipe.close()
+
+    async def _read(self) -> None:
+        buffer = memoryview(bytearray(READ_BUFFER_BYTES))
+        filled = len(self._leftover)
+        buffer[:filled] = self._leftover
+        self._leftover = b""
+        self._dispatch(self._pending)
+        session, pipe = self.session, self.pipe
+        unyielded, since = 0, trio.current_time()
+        while not self._over:
+            if filled:
+                now = trio.current_time()
+                consumed = session.receive(buffer[:filled], now)
+                if consumed:
+                    if consumed < filled:
+                        buffer[: filled - consumed] = buffer[consumed:filled]
+                    filled -= consumed
+                if self._after:
+                    after, self._after = self._after, []
+                    for callback in after:
+                        callback()
+                self._dispatch()
+                self.kick()
+                if self._over:
+                    return
+                if unyielded >= YIELD_BYTES or now - since >= YIELD_S:
+                    await trio.lowlevel.checkpoint()
+                    unyielded, since = 0, trio.current_time()
+            try:
+                count = await pipe.receive_into(buffer[filled:])
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                self._pipe_ended(error.__cause__ or error)
+                return
+            if not count:
+                self._pipe_ended("the peer closed the connection without a goodbye")
+                return
+            self.bytes_in += count
+            unyielded += count
+            filled += count
+
+    def _push(self, views: list[memoryview]) -> None:
+        size = sum(map(len, views))
+        sent = self.pipe.send_now(views) if size else 0
+        self.bytes_out += sent
+        self._rest = list(unsent(views, sent)) if sent < size else []
+
+    async def _write(self) -> None:
+        session, pipe = self.session, self.pipe
+        try:
+            while True:
+                if not self._rest and not session.wants_write:
+                    self._writer = trio.lowlevel.current_task()
+                    await trio.lowlevel.wait_task_rescheduled(self._wake_aborted)
+                    continue
+                self._push(self._rest or session.pull(PULL_BYTES, trio.current_time()))
+                if self._rest:
+                    with trio.move_on_after(self.limits.write_stalled_s) as stalled:
+                        await pipe.wait_writable()
+                    if stalled.cancelled_caught:
+                        self._pipe_ended(f"nothing could be sent for {self.limits.write_stalled_s:g} s")
+                        return
+                else:
+                    self._dispatch()
+                    await trio.lowlevel.checkpoint()
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self._pipe_ended(error.__cause__ or error)
+
+    def _pipe_ended(self, cause: BaseException | str) -> None:
+        """Nothing comes or goes any more.  What arrived before stays with the streams; the session says whether it was clean."""
+        if self._over:
+            return
+        for end in self.ends.values():
+            end.on_pipe_end()
+        self.session.receive_end(cause)
+        self._dispatch()
+
+    def _wake_aborted(self, _: object) -> trio.lowlevel.Abort:
+        self._writer = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    async def _tick(self) -> None:
+        session = self.session
+        while True:
+            due = session.next_timer()
+            now = trio.current_time()
+            # The session may want to be called earlier after what happens meanwhile: look at least every second.
+            await trio.sleep_until(min(now + 1.0, math.inf if due is None else due))
+            now = trio.current_time()
+            session.tick(now)
+            self._dispatch()
+            idle_since = session.idle_since()
+            if idle_since is not None and now - idle_since >= self.limits.idle_connection_s:
+                self.goaway(Code.IDLE)
+            self.kick()
+
+    async def _linger(self) -> None:
+        """Let the peer read why: a close with unread bytes in our kernel would reset the connection and drop the reason."""
+        with trio.move_on_after(LINGER_S):
+            try:
+                while self._rest or self.session.wants_write:
+                    self._push(self._rest or self.session.pull(PULL_BYTES, trio.current_time()))
+                    if self._rest:
+                        await self.pipe.wait_writable()
+                await self.pipe.send_eof()
+                scratch = memoryview(bytearray(READ_BUFFER_BYTES))
+                while await self.pipe.receive_into(scratch):
+                    pass
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return
+
+    # -- events
+
+    def _dispatch(self, events: list[Event] | None = None) -> None:
+        """Carry events to their ends.  What an end does may make new events: they are carried by the same loop."""
+        if self._dispatching:
+            return
+        self._dispatching = True
+        try:
+            for event in events or ():
+                self._carry(event)
+            while events := self.session.events():
+                for event in events:
+                    self._carry(event)
+        finally:
+            self._dispatching = False
+
+    def _carry(self, event: Event) -> None:
+        if isinstance(event, (Readable, StreamFinished)):
+            if (end := self.ends.get(event.stream)) is not None:
+                end.on_readable()
+        elif isinstance(event, Writable):
+            if (end := self.ends.get(event.stream)) is not None:
+                end.on_writable()
+        elif isinstance(event, StreamAccepted):
+            if (end := self.ends.get(event.stream)) is not None:
+                end.on_accepted()
+        elif isinstance(event, StreamWasReset):
+            if (end := self.ends.pop(event.stream, None)) is not None:
+                end.on_reset(StreamReset(event.code, event.detail))
+        elif isinstance(event, StreamOpened):
+            if self._owner is not None:
+                self._owner.on_opened(self, event)
+        elif isinstance(event, HelloReceived):
+            self.hello = event.hello
+            if self._owner is not None:
+                self._owner.on_hello(self, event)
+        elif isinstance(event, GoAwayReceived):
+            self.draining = True
+            if self._owner is not None:
+                self._owner.on_goaway(self, event)
+        elif isinstance(event, SessionClosed):
+            self.fail(event.error or error_for(Code.SHUTDOWN, detail="the connection was closed"))
+        else:
+            assert isinstance(event, RttMeasured)  # the session keeps the figures
+            if self._pong is not None:
+                self._pong.set()
+                self._pong = None

@@ -1,0 +1,165 @@
+"""From a bare pipe to an authenticated connection: clear hello, Noise, HELLO, under one deadline.
+
+What goes wrong: a stranger connects and says nothing, or one byte a second; every phase with a deadline of its own then adds up
+to minutes.  So one deadline (10 s) covers everything from the accepted or connected pipe to the peer's HELLO.  Until the peer is
+authenticated the connection holds at most `preauth_max_bytes` (16 KiB): one read buffer of half of that, what the handshake
+keeps, and nothing else; the link's 1 MiB buffer comes afterwards.
+
+A dialler that met silence is told which silence it was: TCP connected, so a machine is there, but no handshake came
+(`HandshakeTimeout`, FIND-5), which is another thing than no answer at all.
+
+Whatever goes wrong, the pipe is closed when `upgrade` raises.  A refusal that the handshake has made ready is sent first, if the
+pipe takes it at once; a stranger gets nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import trio
+
+from wire.errors import Code, ConnectionLost, RemoteProtocolError, WireError
+from wire.events import Event, HelloReceived, SessionClosed
+from wire.handshake import Handshake, Secrets
+from wire.hello import Hello, Refusal, run_tag
+from wire.identity import Identity, PeerId
+from wire.limits import Limits
+from wire.messages import SessionHello
+from wire.net.causes import HandshakeTimeout
+from wire.net.link import Link
+from wire.net.transport import Pipe, PipeInfo, send_all
+from wire.noise import Cipher
+from wire.records import Opener, Sealer
+from wire.session import Session
+
+# All that a session sends before the peer's HELLO is its own HELLO of at most 8 KiB.
+FLUSH_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Local:
+    """What this node is towards everybody it shakes hands with."""
+
+    identity: Identity
+    run: bytes | None  # run id; None: no manifest yet, or a seed for all runs
+    ciphers: tuple[Cipher, ...]
+    limits: Limits
+    # (guest, what is known of the pipe) -> the HELLO frame to send
+    hello: Callable[[bool, PipeInfo], SessionHello]
+    # (protocol, guest) -> None to accept, else the code to refuse with
+    serves: Callable[[str, bool], Code | None]
+    # a full house says so in its hello
+    admit: Callable[[Hello], Refusal | None] | None = None
+
+
+async def upgrade(pipe: Pipe, local: Local, *, initiator: bool, expected: PeerId | None = None) -> Link:
+    """Make an authenticated `Link` of a fresh pipe, which belongs to the link afterwards.
+
+    Raises `WireError` with the cause, among them `PeerIdMismatch` and `HandshakeTimeout`.  When it raises or is
+    cancelled, the pipe is closed and nothing is left behind.
+    """
+    try:
+        with trio.move_on_after(local.limits.handshake_timeout_s):
+            secrets, rest = await _handshake(pipe, local, initiator, expected)
+            return await _hello(pipe, local, initiator, secrets, rest)
+        raise HandshakeTimeout(f"no handshake within {local.limits.handshake_timeout_s:g} s")
+    except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+        pipe.abort()
+        raise ConnectionLost(error.__cause__ or error) from error
+    except BaseException:
+        pipe.close()
+        raise
+
+
+async def _handshake(pipe: Pipe, local: Local, initiator: bool, expected: PeerId | None) -> tuple[Secrets, bytes]:
+    """The keys, and bytes of the peer that came behind its last message."""
+    handshake = Handshake(
+        initiator,
+        local.identity,
+        Hello(ciphers=local.ciphers, run_tag=run_tag(local.run)),
+        local.limits,
+        expected=expected,
+        own_run=local.run,
+        admit=local.admit,
+    )
+    buffer = memoryview(bytearray(local.limits.preauth_max_bytes // 2))
+    while True:
+        if data := handshake.send():
+            await send_all(pipe, data)
+        if handshake.done:
+            return handshake.result, handshake.rest
+        count = await pipe.receive_into(buffer[: handshake.room])
+        if not count:
+            raise ConnectionLost("the other side closed the connection during the handshake")
+        try:
+            handshake.receive(buffer[:count])
+        except WireError:
+            if refusal := handshake.send():
+                with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                    pipe.send_now((memoryview(refusal),))
+            raise
+
+
+async def _hello(pipe: Pipe, local: Local, initiator: bool, secrets: Secrets, rest: bytes) -> Link:
+    """Exchange HELLO frames, which must come first; what else came with the peer's is kept for the link."""
+    limits = local.limits
+    guest = local.run is None or secrets.peer_run is None
+    session = Session(
+        initiator=initiator,
+        sealer=Sealer(secrets.cipher, secrets.send_key, limits),
+        opener=Opener(secrets.cipher, secrets.recv_key, limits),
+        hello=local.hello(guest, pipe.info()),
+        limits=limits,
+        now=trio.current_time(),
+        guest=guest,
+        serves=local.serves,
+    )
+    buffer = memoryview(bytearray(limits.preauth_max_bytes))
+    buffer[: len(rest)] = rest
+    filled = len(rest)
+    pending: list[Event] = []
+    heard: HelloReceived | None = None
+    try:
+        while True:
+            await _flush(pipe, session)
+            if filled:
+                consumed = session.receive(buffer[:filled], trio.current_time())
+                buffer[: filled - consumed] = buffer[consumed:filled]
+                filled -= consumed
+            for event in session.events():
+                if isinstance(event, SessionClosed):
+                    raise event.error or ConnectionLost("the other side closed the connection during the handshake")
+                if isinstance(event, HelloReceived) and heard is None:
+                    heard = event
+                else:
+                    pending.append(event)
+            if heard is not None:
+                break
+            count = await pipe.receive_into(buffer[filled:])
+            if not count:
+                raise ConnectionLost("the other side closed the connection during the handshake")
+            filled += count
+    except RemoteProtocolError:
+        with trio.CancelScope(shield=True), trio.move_on_after(0), suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            await _flush(pipe, session)
+        raise
+    return Link(
+        pipe,
+        session,
+        limits,
+        peer_id=secrets.peer_id,
+        initiator=initiator,
+        guest=guest,
+        peer_run=secrets.peer_run,
+        hello=heard.hello,
+        leftover=bytes(buffer[:filled]),
+        pending=pending,
+    )
+
+
+async def _flush(pipe: Pipe, session: Session) -> None:
+    while session.wants_write:
+        for view in session.pull(FLUSH_BYTES, trio.current_time()):
+            await send_all(pipe, bytes(view))
