@@ -59,8 +59,7 @@ class Limits:
     stream_window_min_bytes: int = 64 * KIB  # HELLO may lower the bulk window to this
     stream_window_max_bytes: int = 32 * MIB  # 1 Gbit/s x 250 ms
     connection_window_control_bytes: int = 1 * MIB
-    connection_window_lane_bytes: int = 16 * MIB
-    connection_window_mixed_bytes: int = 16 * MIB  # a control connection that carries all classes is a lane, too
+    connection_window_mixed_bytes: int = 16 * MIB  # one connection that carries all classes
     connection_window_guest_bytes: int = 256 * KIB
     connection_window_max_bytes: int = 64 * MIB
     unread_budget_bytes: int = 2 * GIB  # with 25 % of RAM, whichever is less
@@ -104,8 +103,6 @@ class Limits:
     tensor_key_max_bytes: int = 64
     tensor_tags_max: int = 4
     delivered_keys_max: int = 65_536
-    dones_repeated: int = 64
-    channel_kept_s: float = 60.0  # a channel outlives its connections this long
 
     # Addresses and dialling
     address_max_bytes: int = 256
@@ -116,7 +113,6 @@ class Limits:
     dial_timeout_s: float = 5.0  # one attempt
     dial_stagger_s: float = 0.25  # RFC 8305
     dial_stagger_private_s: float = 0.03
-    dial_stagger_circuit_s: float = 0.5
     dial_backoff_base_s: float = 5.0  # 5 s + 1 s * n^2
     dial_backoff_max_s: float = 300.0
 
@@ -138,7 +134,6 @@ class Limits:
     peer_record_max_bytes: int = 2 * KIB
     expiry_grace_s: float = 300.0  # wall clocks of contributors
     verified_cache_max: int = 4096
-    verifications_inline_per_s: float = 200.0  # above, through the offload hook
     peer_record_life_s: float = 7200.0
     peer_record_renew_s: float = 3600.0  # +- 10 %
     peer_record_interval_s: float = 10.0
@@ -198,7 +193,6 @@ _NESTED: tuple[tuple[str, str], ...] = (
     ("stream_window_bulk_bytes", "stream_window_max_bytes"),
     ("stream_window_bulk_bytes", "connection_window_mixed_bytes"),
     ("connection_window_mixed_bytes", "connection_window_max_bytes"),
-    ("connection_window_lane_bytes", "connection_window_max_bytes"),
     ("inbound_backlog_max", "inbound_streams_max"),
     ("ping_interval_s", "dead_after_s"),
     ("half_open_per_ip", "half_open_max"),

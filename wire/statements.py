@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from wire.errors import Code, LocalProtocolError, WireError, printable
 from wire.identity import PeerId
-from wire.limits import KIB
+from wire.limits import DEFAULT_LIMITS
 
 RUN_BYTES = 32
 NO_RUN = bytes(RUN_BYTES)
@@ -27,7 +27,7 @@ class Domain:
     """
 
     life_s: int | None
-    max_bytes: int = 64 * KIB
+    max_bytes: int = DEFAULT_LIMITS.envelope_max_bytes
     latest: bool = False
     runless: bool = False
 
@@ -37,7 +37,7 @@ SEEDS = "plw/seeds/1"
 MANIFEST = "plw/manifest/1"
 
 DOMAINS: dict[str, Domain] = {
-    PEER: Domain(life_s=7200, max_bytes=2 * KIB, latest=True),
+    PEER: Domain(life_s=int(DEFAULT_LIMITS.peer_record_life_s), max_bytes=DEFAULT_LIMITS.peer_record_max_bytes, latest=True),
     SEEDS: Domain(life_s=90 * DAY_S, latest=True),
     MANIFEST: Domain(life_s=None, runless=True),
     "plw/member/1": Domain(life_s=30 * DAY_S, latest=True),  # a subject each
