@@ -206,6 +206,10 @@ class Session(StreamCalls):
         """The peer's wall clock minus ours, in seconds."""
         return self._conn.rtt.clock_offset_s
 
+    def is_live(self, stream: int) -> bool:
+        """Whether calls for this stream make sense: False once it was forgotten, even if the event that says so is not drained yet."""
+        return stream in self._conn.streams
+
     def gauges(self) -> dict[str, int]:
         """What is held now; all 0 when idle (but `queued_frames`, which the next pull sends) and after the end."""
         conn = self._conn
