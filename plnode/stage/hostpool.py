@@ -78,8 +78,9 @@ class HostPool:
                 del self._idle[size]
         if self._allocated_bytes + size_bytes > self.limit_bytes:
             raise PoolExhausted(
-                f"{size_bytes} more bytes do not fit the pool of {self.limit_bytes}: "
-                f"{len(self._lent)} buffers of {self._allocated_bytes} bytes are in use"
+                f"{size_bytes:,} more bytes do not fit the pool of {self.limit_bytes:,}: "
+                f"{len(self._lent)} buffers of together {self._allocated_bytes:,} bytes are lent; "
+                "release some or grant fewer slots"
             )
 
     @property
