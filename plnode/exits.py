@@ -31,6 +31,8 @@ class ExitCode(IntEnum):
     """Nothing moved for longer than the deadline; the message gives the reasons that the nodes gave."""
     NO_MEMORY = 6
     """The plan does not fit into this machine's memory."""
+    DIVERGED = 7
+    """A value of the training is not finite: the data or the manifest's settings are at fault, a restart would meet it again."""
     INTERRUPTED = 130
     """SIGINT (Ctrl-C)."""
     TERMINATED = 143

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 __all__ = [
     "KINDS", "BadEvent", "BoundaryBytes", "Event", "HeldOut", "NodeStarted", "NodeStatus", "NodeStopped", "PeerLine", "PeerLost",
-    "PeerSeen", "RunAborted", "RunFinished", "RunStarted", "SeedState", "SnapshotLoaded", "SnapshotWritten", "StageAssigned",
+    "PeerSeen", "RunAborted", "RunFinished", "RunStarted", "SeedState", "SnapshotFailed", "SnapshotLoaded", "SnapshotWritten", "StageAssigned",
     "StepDone", "Waiting", "WaitingOver", "event_from_json", "to_json",
 ]  # fmt: skip
 
@@ -139,6 +139,14 @@ class SnapshotWritten(Event):
     path: str
     size_bytes: int
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFailed(Event):
+    """The snapshot of `step` could not be written; training goes on, the older ones are unchanged."""
+
+    step: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,24 @@
+# Two commands for a newcomer: `make demo` trains a small model through a swarm on this machine, `make test` checks everything.
+# Both make their own virtual environment (.venv) first; nothing outside this folder is touched.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STEPS ?=
+
+.PHONY: demo test
+
+demo: $(VENV)/installed
+	@echo "== Starting a seed and six nodes on this machine; they train a small language model (about 3 minutes; Ctrl-C ends it)."
+	@$(BIN)/plnode demo $(if $(STEPS),--steps $(STEPS))
+
+test: $(VENV)/installed
+	@echo "== Running all tests (several minutes on two cores)."
+	@$(BIN)/python -m pytest
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; name another one with make PYTHON=...") if sys.version_info < (3, 11) else None'
+	@echo "== Creating the virtual environment $(VENV) and installing what the project needs (once; PyTorch is large)."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""What the replicas of one stage do together: agree on a round, reduce their gradients."""

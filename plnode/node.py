@@ -1,0 +1,165 @@
+"""The composition root: builds the services of a node, owns their nursery, and makes them one process.
+
+Two programs are put together here: a node that takes part in a run, and a seed that only introduces peers.  What they have in
+common is the network, the recorder and the status socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import trio
+
+from plnode.exits import BadInput, ExitCode
+from plnode.manifest import SignedManifest
+from plnode.observe import events as e
+from plnode.observe.loopwatch import LoopWatch
+from plnode.observe.metrics import Metrics
+from plnode.observe.recorder import Recorder
+from plnode.observe.status import Status, serve_status
+from plnode.participant import Outcome, Participant
+from plnode.settings import Settings
+from plnode.swarm.claims import NodeState
+from plnode.workload.lm import JobError
+from wire.identity import Identity
+from wire.net import BindFailed, Net, NetEvent, PeerConnected, PeerLost, SeedList, SeedStateChanged, open_net
+
+STATUS_EVERY_S = 1.0
+
+
+async def run_node(settings: Settings, signed: SignedManifest, identity: Identity, recorder: Recorder) -> Outcome:
+    """Take part in the run `signed` until it is complete or this node cannot go on.
+
+    Raises BadInput for what the user has to mend (a busy port, a seed list, another installation).  A cancel says goodbye.
+    """
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    seeds = SeedList.read(settings.seeds) if settings.seeds is not None else None
+    async with _network(settings, identity, recorder, run=signed.run_id, seeds=seeds) as (net, events, watch):
+        try:
+            participant = Participant(net, settings, signed, identity, recorder)
+        except JobError as wrong:
+            raise BadInput(f"this installation cannot take part: {wrong}", "Install the version that the run's owner uses.") from None
+        started = e.NodeStarted(str(net.peer_id), settings.name, tuple(str(a) for a in net.addresses), settings.device, settings.threads)
+        recorder.emit(started)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(participant.follow, events)
+            nursery.start_soon(participant.membership.run)
+            nursery.start_soon(_report, recorder, lambda: _node_status(participant, net, settings, watch))
+            outcome = await participant.run()
+            recorder.emit(_node_status(participant, net, settings, watch))
+            nursery.cancel_scope.cancel()
+    return outcome
+
+
+async def run_seed(settings: Settings, identity: Identity, recorder: Recorder) -> Outcome:
+    """Introduce peers of any run, until cancelled.  Raises BadInput as `run_node`."""
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    seeds = SeedList.read(settings.seeds) if settings.seeds is not None else None
+    async with _network(settings, identity, recorder, run=None, seeds=seeds) as (net, events, watch):
+        recorder.emit(e.NodeStarted(str(net.peer_id), settings.name, tuple(str(a) for a in net.addresses), "none", 0))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_report, recorder, lambda: _seed_status(net, settings, watch))
+            async for event in events:
+                match event:
+                    case SeedStateChanged(entry, state, reason):
+                        recorder.emit(e.SeedState(entry, state, reason))
+                    case PeerConnected(peer):
+                        recorder.emit(e.PeerSeen(str(peer.peer_id), None))
+                    case PeerLost(peer_id, reason):
+                        recorder.emit(e.PeerLost(str(peer_id), None, str(reason)))
+                    case _:
+                        pass
+    return Outcome(ExitCode.OK, "the seed has stopped")
+
+
+@asynccontextmanager
+async def _network(
+    settings: Settings, identity: Identity, recorder: Recorder, *, run: bytes | None, seeds: SeedList | None
+) -> AsyncIterator[tuple[Net, trio.MemoryReceiveChannel[NetEvent], LoopWatch]]:
+    """The network, its events, and the status socket behind the recorder."""
+    watch = LoopWatch()
+    status, metrics = Status(), Metrics()
+    recorder.add(status)
+    recorder.add(metrics)
+    trio.lowlevel.add_instrument(watch)
+    try:
+        async with open_net(
+            identity, run=run, listen=settings.listen, scope=settings.scope, seeds=seeds, data_dir=settings.data_dir
+        ) as net:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(serve_status, settings.status_socket, status, metrics.text)
+                yield net, net.events(), watch
+                nursery.cancel_scope.cancel()
+    except BindFailed as busy:
+        raise BadInput(str(busy), "Choose another port with --listen, or stop what uses it.") from None
+    finally:
+        trio.lowlevel.remove_instrument(watch)
+
+
+async def _report(recorder: Recorder, status: Callable[[], e.NodeStatus]) -> None:
+    while True:
+        recorder.emit(status())
+        await trio.sleep(STATUS_EVERY_S)
+
+
+def _node_status(node: Participant, net: Net, settings: Settings, watch: LoopWatch) -> e.NodeStatus:
+    own, generation, waits = node.membership.own, node.generation, node.waits
+    boundaries, tokens, counters = node.totals()
+    traffic = net.traffic()
+    return e.NodeStatus(
+        name=settings.name,
+        peer_id=str(net.peer_id),
+        stage=own.stage,
+        state=_STATES[NodeState(own.state)] if waits.what is None or own.state != NodeState.ACTIVE else "waiting",
+        waiting_for=waits.text,
+        waiting_since_s=waits.since_s,
+        step=node.progress.step,
+        steps=node.progress.steps,
+        loss=node.run_loss(),
+        tokens_per_s=node.progress.tokens_per_s,
+        bytes_in=traffic.bytes_in,
+        bytes_out=traffic.bytes_out,
+        queue=counters.queued_jobs,
+        in_flight=generation.in_flight if generation is not None else 0,
+        credits=generation.edges.credits if generation is not None else 0,
+        kept_graphs=counters.graphs_kept,
+        recomputed=counters.graphs_recomputed,
+        lost_microbatches=node.lost_microbatches,
+        boundary_bytes={name: e.BoundaryBytes(*sent) for name, sent in sorted(boundaries.items())},
+        boundary_tokens=tokens,
+        peers=_peers(node, net),
+        loop_blocked_p99_ms=watch.take().p99_ms,
+        eta_s=node.progress.eta_s,
+    )
+
+
+def _seed_status(net: Net, settings: Settings, watch: LoopWatch) -> e.NodeStatus:
+    traffic = net.traffic()
+    return e.NodeStatus(
+        name=settings.name, peer_id=str(net.peer_id), stage=None, state="seeding", waiting_for=None, waiting_since_s=None, step=0,
+        steps=0, loss=None, tokens_per_s=0.0, bytes_in=traffic.bytes_in, bytes_out=traffic.bytes_out, queue=0, in_flight=0, credits=0,
+        kept_graphs=0, recomputed=0, lost_microbatches=0, boundary_bytes={}, boundary_tokens=0,
+        peers=tuple(e.PeerLine(str(p.peer_id), None, _ms(p.rtt_s)) for p in net.peers()),
+        loop_blocked_p99_ms=watch.take().p99_ms, eta_s=None,
+    )  # fmt: skip
+
+
+def _peers(node: Participant, net: Net) -> tuple[e.PeerLine, ...]:
+    lines = []
+    for peer in net.peers():
+        claim = node.membership.claim_of(peer.peer_id)
+        lines.append(e.PeerLine(str(peer.peer_id), claim.stage if claim is not None else None, _ms(peer.rtt_s)))
+    return tuple(sorted(lines, key=lambda line: (line.stage is None, line.stage or 0, line.peer_id)))
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1000
+
+
+_STATES = {
+    NodeState.STARTING: "starting",
+    NodeState.READY: "waiting",
+    NodeState.ACTIVE: "training",
+    NodeState.FINISHED: "stopping",
+}

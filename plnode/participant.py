@@ -1,0 +1,412 @@
+"""One node's part in one run: take a stage, wait until a generation of the run can begin, train in it, and again.
+
+Every generation starts from a snapshot (or from the manifest's seed at step 0) with a fresh device thread, so that nothing of a
+broken one can leak into the next: half-applied weights, posted buffers, graphs.
+
+What ends a node is little: the run is complete, a value is not finite (a new generation would meet it again), its own machine
+fails, or the person stops it.  Anything that peers do ends a generation at most.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import psutil
+import trio
+
+from plnode.collective.deadline import Deadline
+from plnode.collective.group import Rounds, StageGroup
+from plnode.collective.messages import REDUCE
+from plnode.exits import ExitCode
+from plnode.manifest import Manifest, SignedManifest
+from plnode.observe import events as e
+from plnode.observe.recorder import Recorder
+from plnode.observe.waits import Waits
+from plnode.pipeline.broken import Broken
+from plnode.pipeline.generation import Applied, Generation, Work
+from plnode.pipeline.hops import BOUNDARY
+from plnode.pipeline.ledger import Ledger, StepPlan
+from plnode.plan import plan_run
+from plnode.observe.progress import Progress
+from plnode.settings import Settings
+from plnode.stage.boundary import DenseBoundary
+from plnode.stage.errors import MemoryPlanError, SnapshotError, StageError, StageMemoryError
+from plnode.stage.jobs import Counters
+from plnode.stage.runner import StageRunner, open_runner
+from plnode.stage.snapshots import SnapshotStore
+from plnode.swarm.assignment import Candidate, Need, assign
+from plnode.swarm.claims import NodeState, StageClaim
+from plnode.swarm.membership import Membership, micronats
+from plnode.swarm.messages import ABORT, Abort, Answer
+from plnode.swarm.muster import Muster
+from plnode.swarm.roster import Roster
+from plnode.workload.lm import LanguageModel
+from wire.envelope import SequenceClock
+from wire.errors import WireError
+from wire.identity import Identity, PeerId
+from wire.net import Net, NetEvent, Peer, PeerConnected, PeerLost, SeedStateChanged
+
+SILENCE_FLOOR_S, SILENCE_CEILING_S = 30.0, 300.0
+"""A generation in which nothing happens is broken off: at 4 × what was usual, within these bounds.  The floor leaves room for a
+machine that swaps or a laptop that was closed for a moment; the ceiling is for the first steps of a large stage."""
+CLAIM_EVERY_S = 2.0
+ABORT_CALL_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a node ended, for the command line."""
+
+    exit_code: ExitCode
+    message: str
+
+
+def step_plan(manifest: Manifest, step: int) -> StepPlan:
+    """The fixed set of `step`: training microbatches, and held-out ones every so many steps and after the last one."""
+    if step >= manifest.steps:
+        return StepPlan(step, 0, manifest.evaluation.microbatches)
+    every = manifest.evaluation.every
+    evaluates = every > 0 and step % every == 0
+    return StepPlan(step, manifest.batch.microbatches, manifest.evaluation.microbatches if evaluates else 0)
+
+
+class Participant:
+    """One node of one run, from its first claim to the end of the run."""
+
+    def __init__(self, net: Net, settings: Settings, signed: SignedManifest, identity: Identity, recorder: Recorder) -> None:
+        self._net = net
+        self._settings = settings
+        self._manifest = signed.manifest
+        self._run = signed.run_id
+        self._identity = identity
+        self._recorder = recorder
+        self._plans = plan_run(signed.manifest).stages
+        self._job = LanguageModel(signed.manifest)
+        self._random = Random(identity.peer_id.raw)
+        self._snapshots = SnapshotStore(settings.data_dir, self._run, identity)
+        self._sequence = SequenceClock(settings.data_dir / "statements.seq")
+        self._memory = settings.memory_bytes or psutil.virtual_memory().available
+        self.waits = Waits(recorder)
+        stage, steps = self._held()
+        claim = StageClaim(
+            boot_id=os.urandom(8), name=settings.name, state=NodeState.STARTING, stage=stage, generation=0, step=max(steps, default=0),
+            snapshots=steps, memory_bytes=min(self._memory, 2**62), microbatches_per_hour=0,
+        )  # fmt: skip
+        self.membership = Membership(net, identity, self._run, self._sequence, claim)
+        self._rounds = Rounds(net)
+        self._muster = Muster(
+            net, identity, self._run, self.membership, self.waits, stages=self._manifest.stages.count,
+            replicas=self._manifest.stages.replicas, data_dir=settings.data_dir, random=self._random,
+        )  # fmt: skip
+        self.generation: Generation | None = None
+        self.ledger = Ledger()
+        self.progress = Progress(self._manifest.batch.tokens, self._manifest.steps)
+        self._roster: Roster | None = None
+        self._claimed_at = 0.0
+        self.lost_microbatches = 0
+        self.boundary_sent: dict[str, tuple[int, int]] = {}
+        self.boundary_tokens = 0
+        self.counters = Counters()
+        self.runner: StageRunner | None = None
+        net.serve_calls(ABORT, Abort, self._on_abort)
+        for protocol in (BOUNDARY, REDUCE):
+            net.serve_channel(protocol, step_field=0)  # their keys begin with the era
+
+    # -- the loop ----------------------------------------------------------------------------------------------------------------
+    async def run(self) -> Outcome:
+        """Until the run is complete or this node cannot go on."""
+        while True:
+            roster = await self._wait_for_generation()
+            self.waits.over()
+            self._roster = roster
+            stage = roster.stage_of(self._net.peer_id)
+            assert stage is not None
+            self._say(state=NodeState.ACTIVE, stage=stage, generation=roster.generation, step=roster.step)
+            members = tuple((str(p), s) for p, s in roster.members)
+            self._recorder.emit(e.RunStarted(roster.generation, roster.step, members))
+            try:
+                await self._train(roster, stage)
+            except Broken as broken:
+                if (outcome := await self._broken(roster, broken)) is not None:
+                    return outcome
+                continue
+            self._recorder.emit(e.RunFinished(self._manifest.steps))
+            self._roster = None
+            await self.membership.say_and_wait(replace(self.membership.own, state=NodeState.FINISHED, step=self._manifest.steps))
+            return Outcome(ExitCode.OK, f"the run is complete after {self._manifest.steps} steps")
+
+    async def _wait_for_generation(self) -> Roster:
+        stage, steps = self._held()
+        if not self._take_stage(stage, steps):
+            while not self._take_stage(None, steps):
+                await self.membership.changed().wait()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_stage)
+            roster = await self._muster.begin()
+            nursery.cancel_scope.cancel()
+        return roster
+
+    async def _keep_stage(self) -> None:
+        """Follow the claims: while nothing has begun, this node moves to where it is needed more."""
+        while True:
+            await self.membership.changed().wait()
+            stage, steps = self._held()
+            self._take_stage(stage, steps)
+
+    def _take_stage(self, held: int | None, steps: tuple[int, ...]) -> bool:
+        candidates = [
+            Candidate(
+                peer, claim.memory_bytes, claim.microbatches_per_hour, claim.state == NodeState.ACTIVE,
+                claim.stage if claim.snapshots or claim.state == NodeState.ACTIVE else None, claim.stage,
+            )
+            for peer, claim in self.membership.present()
+        ]  # fmt: skip
+        total = sum(p.flops_per_token for p in self._plans)
+        needs = [Need(p.stage, p.flops_per_token / total, p.least_bytes) for p in self._plans]
+        stage = held if held is not None else assign(candidates, needs, self._manifest.stages.replicas, self._run)[self._net.peer_id]
+        if stage is None:
+            least = min(p.least_bytes for p in self._plans)
+            self.waits.waiting("for a stage that fits", f"the smallest needs {least >> 20} MiB, this node has {self._memory >> 20} MiB")
+            return False
+        if stage != self.membership.own.stage or self.membership.own.state == NodeState.STARTING:
+            plan = self._plans[stage]
+            self._recorder.emit(e.StageAssigned(stage, plan.first_layer, plan.end_layer, plan.parameters, plan.memory_bytes))
+        self._say(state=NodeState.READY, stage=stage, snapshots=steps)
+        return True
+
+    def _held(self) -> tuple[int | None, tuple[int, ...]]:
+        """The stage that this node has snapshots of, and their steps (newest last); (None, ()) without any."""
+        found = self._snapshots.list()
+        if not found:
+            return None, ()
+        stage = found[-1].stage
+        return stage, tuple(s.step for s in found if s.stage == stage)[-8:]
+
+    # -- one generation ---------------------------------------------------------------------------------------------------------
+    async def _train(self, roster: Roster, stage: int) -> None:
+        manifest, plan = self._manifest, self._plans[stage]
+        before = self._job.boundary() if stage > 0 else None
+        after = self._job.boundary() if stage < manifest.stages.count - 1 else None
+        self.ledger = Ledger()
+        self.progress.begin(roster.step)
+        self.waits.waiting("for the device", f"building stage {stage}: {plan.parameters:,} parameters on {self._settings.device}")
+        try:
+            async with open_runner(
+                lambda: self._job.build_stage(stage),
+                self._job.build_optimizer,
+                boundary_in=before,
+                boundary_out=after,
+                device=self._settings.device,
+                threads=self._settings.threads,
+                memory_bytes=self._memory,
+                tokens_per_step=manifest.batch.tokens,
+                first_step=roster.step,
+            ) as runner:
+                if roster.step:
+                    await self._restore(runner, roster.step, stage)
+                self.waits.over()
+                self.runner = runner
+                await self._run_generation(roster, stage, runner, before, after)
+        except StageError as failed:
+            raise Broken(f"{self._settings.name} (stage {stage}): {failed}", self._net.peer_id, failed=failed) from failed
+        finally:
+            self._rounds.detach()
+            self._keep_totals()
+            self.generation = self.runner = None
+
+    async def _run_generation(
+        self, roster: Roster, stage: int, runner: StageRunner, before: DenseBoundary | None, after: DenseBoundary | None
+    ) -> None:
+        group = StageGroup(
+            self._net, self._identity, roster, stage, self.ledger.account, self._plan, call_s=lambda: SILENCE_FLOOR_S / 2
+        )
+        broken: Broken | None = None
+        async with trio.open_nursery() as writers:
+            self.generation = Generation(
+                net=self._net,
+                roster=roster,
+                stage=stage,
+                work=self._work(),
+                runner=runner,
+                boundary_in=before,
+                boundary_out=after,
+                group=group,
+                ledger=self.ledger,
+                random=self._random,
+                on_applied=self._applied,
+                snapshot=lambda step: self._snapshot(runner, step, stage, roster.generation, writers),
+                silence=Deadline(floor_s=SILENCE_FLOOR_S, ceiling_s=SILENCE_CEILING_S),
+            )
+            self._rounds.attach(group)
+            try:
+                await self.generation.run()
+            except Broken as reason:
+                broken = reason  # what is being written to disk is whole and stays
+        if broken is not None:
+            raise broken
+
+    def _work(self) -> Work:
+        return Work(
+            stages=self._manifest.stages.count,
+            steps=self._manifest.steps,
+            plan=self._plan,
+            train_ids=self._job.train_ids,
+            heldout_ids=self._job.heldout_ids,
+            tokens_per_microbatch=self._manifest.tokens_per_microbatch,
+        )
+
+    def _plan(self, step: int) -> StepPlan:
+        return step_plan(self._manifest, step)
+
+    async def _restore(self, runner: StageRunner, step: int, stage: int) -> None:
+        started = time.monotonic()
+        self.waits.waiting("for the disk", f"loading the snapshot of step {step}")
+        loaded = await trio.to_thread.run_sync(self._snapshots.load, step, stage)
+        await runner.restore(loaded.tensors, step)
+        self._recorder.emit(e.SnapshotLoaded(step, str(loaded.path), loaded.size_bytes, time.monotonic() - started))
+
+    async def _snapshot(self, runner: StageRunner, step: int, stage: int, generation: int, writers: trio.Nursery) -> None:
+        """Copy the stage at `step` when it is due; the disk is written while training goes on."""
+        every = self._manifest.snapshot.every
+        if step != self._manifest.steps and not (every and step % every == 0):
+            return
+        started = time.monotonic()
+        tensors = await runner.snapshot()
+
+
+        async def write() -> None:
+            try:
+                written = await trio.to_thread.run_sync(self._snapshots.write, step, stage, generation, tensors)
+            except SnapshotError as failed:
+                self._recorder.emit(e.SnapshotFailed(step, str(failed)))
+                return
+            self._recorder.emit(e.SnapshotWritten(step, str(written.path), written.size_bytes, time.monotonic() - started))
+            self._say(snapshots=self._held()[1])
+
+        writers.start_soon(write)
+
+    def _applied(self, applied: Applied) -> None:
+        manifest = self._manifest
+        if applied.trained:
+            self.progress.done(applied.step, applied.loss)
+            loss = applied.loss if applied.loss is not None else self.progress.loss
+            done = e.StepDone(applied.step, applied.loss, manifest.batch.tokens, applied.seconds, applied.grad_norm, False)
+            self._recorder.emit(done)
+            if time.monotonic() - self._claimed_at > CLAIM_EVERY_S:
+                self._say(step=applied.step + 1, loss_micronats=micronats(applied.loss), microbatches_per_hour=self._speed())
+            self.progress.loss = loss
+        if applied.heldout is not None:
+            self._recorder.emit(e.HeldOut(applied.step, applied.heldout, applied.heldout_tokens))
+
+    async def _broken(self, roster: Roster, broken: Broken) -> Outcome | None:
+        """Say why the generation ended, tell the members, and decide whether this node goes on."""
+        self._roster = None
+        step = self.progress.step
+        self.lost_microbatches += self.ledger.abort()
+        culprit = str(broken.culprit) if broken.culprit is not None else None
+        self._recorder.emit(e.RunAborted(step, broken.reason, culprit))
+        if not broken.told:
+            culprit_raw = broken.culprit.raw if broken.culprit is not None else b""
+            abort = Abort(roster.generation, step, broken.fatal, broken.reason[:1000], culprit_raw)
+            async with trio.open_nursery() as nursery:
+                for member, _ in roster.members:
+                    if (peer := self._net.peer(member)) is not None:
+                        nursery.start_soon(self._tell, peer, abort)
+        if broken.failed is not None:
+            memory = isinstance(broken.failed, MemoryPlanError | StageMemoryError)
+            return Outcome(ExitCode.NO_MEMORY if memory else ExitCode.INTERNAL, broken.reason)
+        if broken.fatal:
+            return Outcome(ExitCode.DIVERGED, f"{broken.reason}; starting again would meet it again")
+        return None
+
+    async def _tell(self, peer: Peer, abort: Abort) -> None:
+        try:
+            await peer.call(ABORT, abort, Answer, deadline_s=ABORT_CALL_S)
+        except WireError:
+            return  # it is gone, or has noticed by itself
+
+    async def _on_abort(self, peer: Peer, abort: Abort) -> Answer:
+        roster, generation = self._roster, self.generation
+        if roster is None or roster.generation != abort.generation or roster.stage_of(peer.peer_id) is None:
+            return Answer(False, f"generation {abort.generation} is not under way here")
+        if generation is None:
+            return Answer(False, "the stage is still being built; its start will fail by itself")
+        culprit = PeerId(abort.culprit) if len(abort.culprit) == 32 else None
+        generation.break_off(Broken(f"{peer.peer_id.short} says: {abort.reason}", culprit, fatal=abort.fatal, told=True))
+        return Answer(True)
+
+    # -- what happens around it ---------------------------------------------------------------------------------------------------
+    async def follow(self, events: trio.MemoryReceiveChannel[NetEvent]) -> None:
+        """Carry the network's events to whoever they concern."""
+        async for event in events:
+            self.membership.on_event(event)
+            match event:
+                case SeedStateChanged(entry, state, reason):
+                    self._recorder.emit(e.SeedState(entry, state, reason))
+                case PeerConnected(peer):
+                    self._recorder.emit(e.PeerSeen(str(peer.peer_id), self._stage_of(peer.peer_id)))
+                case PeerLost(peer_id, reason):
+                    self._recorder.emit(e.PeerLost(str(peer_id), self._stage_of(peer_id), str(reason)))
+                    self._member_lost(peer_id, str(reason))
+                case _:
+                    pass
+
+    def _member_lost(self, peer_id: PeerId, reason: str) -> None:
+        claim = self.membership.claim_of(peer_id)
+        finished = claim is not None and claim.state == NodeState.FINISHED
+        if self._roster is None or self.generation is None or finished:
+            return
+        stage = self._roster.stage_of(peer_id)
+        if stage is not None:
+            name = f"{claim.name} ({peer_id.short})" if claim is not None else peer_id.short
+            self.generation.break_off(Broken(f"lost {name} of stage {stage} in step {self.progress.step}: {reason}", peer_id))
+
+    def _stage_of(self, peer_id: PeerId) -> int | None:
+        claim = self.membership.claim_of(peer_id)
+        return claim.stage if claim is not None else None
+
+    def _say(self, **changes: Any) -> None:
+        self._claimed_at = time.monotonic()
+        self.membership.say(replace(self.membership.own, **changes))
+
+    def _speed(self) -> int:
+        seconds = self.generation.flow.microbatch_s if self.generation is not None else None
+        return round(3600 / seconds) if seconds else 0
+
+    def run_loss(self) -> float | None:
+        """The newest mean training loss of the run that this node knows of."""
+        if self.progress.loss is not None:
+            return self.progress.loss
+        known = [(c.step, c.loss_micronats) for _, c in self.membership.present() if c.loss_micronats is not None]
+        return max(known)[1] / 1e6 if known else None
+
+    # -- figures --------------------------------------------------------------------------------------------------------------------
+    def totals(self) -> tuple[dict[str, tuple[int, int]], int, Counters]:
+        """Since the node started: bytes sent by boundary (forward, backward), tokens of its microbatches, the device's counters."""
+        boundaries, tokens, counters = dict(self.boundary_sent), self.boundary_tokens, self.counters
+        generation, runner = self.generation, self.runner
+        if generation is not None and runner is not None:
+            stage = self.membership.own.stage or 0
+            for name, forward, backward in (
+                (f"{stage}-{stage + 1}", generation.flow.sent_forward_bytes, 0),
+                (f"{stage - 1}-{stage}", 0, generation.flow.sent_backward_bytes),
+            ):
+                if forward or backward:
+                    before = boundaries.get(name, (0, 0))
+                    boundaries[name] = (before[0] + forward, before[1] + backward)
+            tokens += self.ledger.counts.done * self._manifest.tokens_per_microbatch
+            now = runner.counters
+            counters = replace(
+                now,
+                graphs_kept=counters.graphs_kept + now.graphs_kept,
+                graphs_recomputed=counters.graphs_recomputed + now.graphs_recomputed,
+            )
+        return boundaries, tokens, counters
+
+    def _keep_totals(self) -> None:
+        self.boundary_sent, self.boundary_tokens, counters = self.totals()
+        self.counters = Counters(graphs_kept=counters.graphs_kept, graphs_recomputed=counters.graphs_recomputed)

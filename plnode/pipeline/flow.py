@@ -1,0 +1,146 @@
+"""The lives of single microbatches at one replica, each as straight code: forward, hand on, wait, backward, return.
+
+What orders them lies elsewhere: the device thread (oldest first), the slots (how many may come), the ledger (each move against its
+table).  A task here holds at most one payload of each direction, gives every buffer back to the runner's pool, and raises `Broken`
+or the error of the room that failed; `Generation` decides what that means.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from plnode.pipeline.broken import Broken
+from plnode.pipeline.hops import Downstream, Edges, Upstream
+from plnode.pipeline.ledger import Ledger
+from plnode.pipeline.microbatch import Input, Microbatch
+from plnode.stage.jobs import Forwarded
+from plnode.stage.runner import StageRunner
+from wire.identity import PeerId
+
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Waiter:
+    """A microbatch that waits for its gradient."""
+
+    arrived: trio.Event
+    payload: memoryview | None = None
+
+
+class Flow:
+    """Carries microbatches through this replica.
+
+    `counted()` is called when the account has grown, `alive()` when a neighbour has given a sign of life.
+    """
+
+    def __init__(
+        self,
+        *,
+        me: PeerId,
+        stage: int,
+        stages: int,
+        runner: StageRunner,
+        edges: Edges,
+        ledger: Ledger,
+        counted: Callable[[], None],
+        alive: Callable[[], None],
+    ) -> None:
+        self._me = me
+        self._stage = stage
+        self._last = stage == stages - 1
+        self._runner = runner
+        self._edges = edges
+        self._ledger = ledger
+        self._counted = counted
+        self._alive = alive
+        self._waiters: dict[Microbatch, Waiter] = {}
+        self.sent_forward_bytes = 0
+        self.sent_backward_bytes = 0
+        self.microbatch_s: float | None = None
+
+    async def receive_gradients(self, hop: Downstream) -> None:
+        while True:
+            received = await hop.receiver.receive()
+            _, _, _, microbatch = Microbatch.from_key(received.key)
+            self._alive()
+            self._edges.gradient_came(hop, received.key)
+            waiter = self._waiters[microbatch]
+            waiter.payload = received.buffer
+            self._ledger.apply(microbatch, Input.GRADIENT_ARRIVED)
+            waiter.arrived.set()
+
+    async def train(self, microbatch: Microbatch, payload: memoryview | None, ids: Ids | None, hop: Upstream | None) -> None:
+        number = (microbatch.step, microbatch.index)
+        if not self._last:
+            self._waiters[microbatch] = Waiter(trio.Event())
+        self._ledger.apply(microbatch, Input.START_FORWARD)
+        forward = await self._runner.forward(number, payload, ids)
+        if hop is not None:
+            self._edges.grant(hop)
+        if self._last:
+            gradient, ready = forward.gradient, forward.ready
+            self._finite(microbatch, forward)
+            self._accumulated(microbatch, forward.loss_sum or 0.0)
+        else:
+            assert forward.payload is not None
+            if not forward.finite:
+                self._finite(microbatch, forward)
+            self._ledger.apply(microbatch, Input.ACTIVATION_READY)
+            sent = time.monotonic()
+            down = await self._edges.send_forward(microbatch, forward.payload, forward.ready, wants_gradient=True)
+            self.sent_forward_bytes += len(forward.payload)
+            self._runner.release(forward.payload)
+            self._ledger.apply(microbatch, Input.SENT_FORWARD)
+            waiter = self._waiters[microbatch]
+            await waiter.arrived.wait()
+            del self._waiters[microbatch]
+            assert waiter.payload is not None
+            down.observe_service(time.monotonic() - sent, down.outstanding)
+            self._ledger.apply(microbatch, Input.START_BACKWARD)
+            backward = await self._runner.backward(number, waiter.payload)
+            self._runner.release(waiter.payload)
+            if not backward.finite:
+                where = f"the gradient of microbatch {microbatch.index}, step {microbatch.step}, boundary {self._stage}-{self._stage + 1}"
+                raise Broken(f"{where} is not finite ({backward.nonfinite})", down.peer_id, fatal=True)
+            gradient, ready = backward.payload, backward.ready
+            self.microbatch_s = forward.seconds + backward.seconds
+            self._accumulated(microbatch, 0.0)
+        if hop is not None:
+            assert gradient is not None
+            await self._edges.send_backward(hop, microbatch, gradient, ready)
+            self.sent_backward_bytes += len(gradient)
+            self._runner.release(gradient)
+            self._ledger.apply(microbatch, Input.SENT_BACKWARD)
+
+    async def evaluate(self, microbatch: Microbatch, payload: memoryview | None, ids: Ids | None, hop: Upstream | None) -> None:
+        self._ledger.apply(microbatch, Input.START_FORWARD)
+        forward = await self._runner.evaluate((microbatch.step, microbatch.index), payload, ids)
+        if hop is not None:
+            self._edges.grant(hop)
+        if self._last:
+            self._finite(microbatch, forward)
+            self._ledger.apply(microbatch, Input.EVALUATED, forward.loss_sum or 0.0)
+        else:
+            assert forward.payload is not None
+            self._ledger.apply(microbatch, Input.ACTIVATION_READY)
+            await self._edges.send_forward(microbatch, forward.payload, forward.ready, wants_gradient=False)
+            self._runner.release(forward.payload)
+            self._ledger.apply(microbatch, Input.SENT_EVALUATION)
+        self._counted()
+
+    def _accumulated(self, microbatch: Microbatch, loss_sum: float) -> None:
+        self._ledger.apply(microbatch, Input.ACCUMULATED if self._stage > 0 else Input.ACCUMULATED_AT_SOURCE, loss_sum)
+        self._counted()
+
+    def _finite(self, microbatch: Microbatch, forward: Forwarded) -> None:
+        if not forward.finite or forward.loss_sum is None or not math.isfinite(forward.loss_sum):
+            what = f"microbatch {microbatch.index}, step {microbatch.step}, stage {self._stage}"
+            raise Broken(f"{what}: {forward.nonfinite or 'the loss is not finite'}", self._me, fatal=True)

@@ -1,0 +1,1 @@
+"""Who is here, who holds which stage, and when a generation of the run begins."""

@@ -1,0 +1,245 @@
+"""Waiting for a generation of the run to begin, and agreeing on it.
+
+The proposer is the lowest id of the nodes that could begin; it asks all others to sign, and when the signatures are complete sends
+them to everybody.  Whoever signed waits for the commit for a bounded time and then forgets its vote, so a proposer that dies in
+between costs a deadline, never a hang; the next attempt has a greater generation number.  A member that misses its commit does
+no harm either: it never opens its slots, the others wait for it, find it not taking part and abort the generation.
+
+Why a node waits is said once per cause, in words, through the recorder.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import trio
+
+from plnode.observe.waits import Waits
+from plnode.swarm.claims import NodeState
+from plnode.swarm.membership import Membership
+from plnode.swarm.messages import MUSTER, Answer, Commit, Propose, Vote
+from plnode.swarm.quorum import Present, Shortage, Start, quorum
+from plnode.swarm.roster import Roster, Voter, objection
+from wire.errors import WireError
+from wire.identity import ROUND, Identity, PeerId
+from wire.net import Net, Peer
+
+VOTE_S = 10.0
+RETRY_S = 1.0
+
+
+@dataclass(slots=True)
+class _Signed:
+    roster: Roster
+    committed: trio.Event
+    begins: bool = False
+
+
+class Muster:
+    """Agreement on generations; one per node."""
+
+    def __init__(
+        self,
+        net: Net,
+        identity: Identity,
+        run: bytes,
+        membership: Membership,
+        waits: Waits,
+        *,
+        stages: int,
+        replicas: int,
+        data_dir: Path,
+        random: Random,
+    ) -> None:
+        self._net = net
+        self._identity = identity
+        self._run = run
+        self._membership = membership
+        self._waits = waits
+        self._stages = stages
+        self._replicas = replicas
+        self._file = data_dir / "generation"
+        self._random = random
+        self._last_voted = self._read_voted()
+        self._signed: _Signed | None = None
+        self._objection: str | None = None
+        net.serve_calls(MUSTER, Propose, self._on_propose)
+        net.serve_calls(f"{MUSTER}/commit", Commit, self._on_commit)
+
+    async def begin(self) -> Roster:
+        """Wait until a generation begins that this node is part of.  A cancel leaves at most a vote that is never used."""
+        self._signed = None
+        while True:
+            changed = self._membership.changed()
+            if self._signed is not None:
+                roster = await self._wait_for_commit(self._signed)
+                if roster is not None:
+                    return roster
+                continue
+            decision = self.decide()
+            if isinstance(decision, Shortage):
+                self._waits.waiting("for the swarm", decision.reason)
+                await self._change(changed, None)
+                continue
+            me = self._net.peer_id
+            members = [p for p, _ in decision.roster]
+            if me not in members:
+                self._waits.waiting("for a place", f"{len(members)} nodes can begin at step {decision.step} and hold every stage; "
+                                       "this node has no snapshot of that step")  # fmt: skip
+                await self._change(changed, None)
+            elif me != min(members):
+                self._waits.waiting("for the proposer", f"{min(members).short} proposes the next generation")
+                await self._change(changed, VOTE_S)
+            else:
+                roster = await self._propose(decision)
+                if roster is not None:
+                    return roster
+                await self._change(changed, RETRY_S * (0.5 + self._random.random()))
+
+    def decide(self) -> Start | Shortage:
+        """What this node makes of the nodes it sees ready."""
+        ready = [
+            Present(peer, claim.stage, claim.snapshots)
+            for peer, claim in self._membership.present()
+            if claim.state == NodeState.READY and claim.stage is not None
+        ]
+        return quorum(ready, self._stages, self._replicas)
+
+    # -- proposing ------------------------------------------------------------------------------------------------------
+    async def _propose(self, start: Start) -> Roster | None:
+        generations = [claim.generation for _, claim in self._membership.present()]
+        roster = Roster(self._run, max([*generations, self._last_voted]) + 1, start.step, start.roster)
+        self._waits.waiting("for votes", f"generation {roster.generation} from step {roster.step}, {len(roster.members)} nodes")
+        own = self._vote(roster)
+        votes: dict[PeerId, bytes] = {self._net.peer_id: own}
+        refusals: list[str] = []
+        async with trio.open_nursery() as nursery:
+            for peer, _ in roster.members:
+                if peer != self._net.peer_id:
+                    nursery.start_soon(self._ask, roster, peer, votes, refusals)
+        if refusals or len(votes) != len(roster.members):
+            self._waits.waiting("for votes", "; ".join(sorted(refusals)))
+            return None
+        signatures = b"".join(votes[p] for p, _ in roster.members)
+        commit = Commit(roster.generation, roster.digest, signatures)
+        unanswered: list[str] = []
+        async with trio.open_nursery() as nursery:
+            for peer, _ in roster.members:
+                if peer != self._net.peer_id:
+                    nursery.start_soon(self._tell, commit, peer, unanswered)
+        if unanswered:
+            self._waits.waiting("for members", "; ".join(sorted(unanswered)))
+        # Those that did take the commit have begun; without the others the generation will be aborted in agreement.
+        return roster
+
+    async def _ask(self, roster: Roster, peer_id: PeerId, votes: dict[PeerId, bytes], refusals: list[str]) -> None:
+        peer = self._net.peer(peer_id)
+        if peer is None:
+            refusals.append(f"{peer_id.short} is not connected")
+            return
+        try:
+            vote = await peer.call(MUSTER, roster.proposal(), Vote, deadline_s=VOTE_S)
+        except WireError as failed:
+            refusals.append(f"{peer_id.short}: {failed}")
+            return
+        if not vote.signature:
+            refusals.append(f"{peer_id.short}: {vote.reason}")
+        elif not peer_id.verify(ROUND, roster.digest, vote.signature):
+            refusals.append(f"{peer_id.short}: the signature is not valid")
+        else:
+            votes[peer_id] = vote.signature
+
+    async def _tell(self, commit: Commit, peer_id: PeerId, unanswered: list[str]) -> None:
+        peer = self._net.peer(peer_id)
+        try:
+            if peer is None:
+                unanswered.append(f"{peer_id.short} is gone")
+                return
+            answer = await peer.call(f"{MUSTER}/commit", commit, Answer, deadline_s=VOTE_S)
+            if not answer.ok:
+                unanswered.append(f"{peer_id.short}: {answer.reason}")
+        except WireError as failed:
+            unanswered.append(f"{peer_id.short}: {failed}")
+
+    # -- voting -----------------------------------------------------------------------------------------------------------
+    async def _on_propose(self, peer: Peer, proposal: Propose) -> Vote:
+        try:
+            roster = Roster.of(self._run, proposal)
+        except ValueError as wrong:
+            return Vote(b"", str(wrong))
+        missing = [p for p, _ in roster.members if not self._membership.connected(p)]
+        async with trio.open_nursery() as nursery:
+            for absent in missing:
+                nursery.start_soon(self._try_connect, absent)
+        reason = objection(roster, peer.peer_id, self._voter())
+        if reason is not None:
+            return Vote(b"", reason)
+        signature = self._vote(roster)
+        self._signed = _Signed(roster, trio.Event())
+        self._membership.wake()
+        return Vote(signature)
+
+    async def _try_connect(self, peer: PeerId) -> None:
+        try:
+            await self._net.connect(peer, deadline_s=VOTE_S / 2)
+        except WireError:
+            return  # the objection names it
+
+    def _voter(self) -> Voter:
+        own = self._membership.own
+        decision = self.decide()
+        anything_later = any(claim.snapshots and max(claim.snapshots) > 0 for _, claim in self._membership.present())
+        newest = decision.step if isinstance(decision, Start) else int(anything_later)
+        return Voter(
+            me=self._net.peer_id,
+            ready=own.state == NodeState.READY,
+            stage=own.stage,
+            snapshots=own.snapshots,
+            last_voted=self._last_voted,
+            newest_step=newest,
+            reachable=frozenset(p.peer_id for p in self._net.peers()),
+            stages=self._stages,
+            replicas=self._replicas,
+        )
+
+    def _vote(self, roster: Roster) -> bytes:
+        self._last_voted = roster.generation
+        temporary = self._file.with_suffix(".new")
+        temporary.write_text(f"{roster.generation}\n")
+        os.replace(temporary, self._file)
+        return self._identity.sign(ROUND, roster.digest)
+
+    async def _on_commit(self, peer: Peer, commit: Commit) -> Answer:
+        signed = self._signed
+        if signed is None or signed.roster.generation != commit.generation or signed.roster.digest != commit.digest:
+            return Answer(False, f"I did not sign generation {commit.generation}, or no longer wait for it")
+        members = signed.roster.members
+        if len(commit.signatures) != 64 * len(members):
+            return Answer(False, f"{len(commit.signatures)} bytes of signatures for {len(members)} members")
+        for number, (member, _) in enumerate(members):
+            if not member.verify(ROUND, signed.roster.digest, commit.signatures[64 * number : 64 * number + 64]):
+                return Answer(False, f"the signature of {member.short} is not valid")
+        signed.begins = True
+        signed.committed.set()
+        return Answer(True)
+
+    async def _wait_for_commit(self, signed: _Signed) -> Roster | None:
+        with trio.move_on_after(2 * VOTE_S):
+            await signed.committed.wait()
+        self._signed = None
+        return signed.roster if signed.begins else None
+
+    async def _change(self, changed: trio.Event, at_most_s: float | None) -> None:
+        with trio.move_on_after(at_most_s if at_most_s is not None else float("inf")):
+            await changed.wait()
+
+    def _read_voted(self) -> int:
+        try:
+            return int(self._file.read_text())
+        except FileNotFoundError:
+            return 0
+        except ValueError:
+            raise ValueError(f"{self._file} does not hold a number; remove it if this node's data folder was copied") from None
