@@ -175,6 +175,8 @@ class Outbound:
             order = source.order if source is not None else NO_ORDER
             if order != NO_ORDER or stream.fin_queued:
                 conn.scheduler.push(stream, stream.cls, order)
+            elif source is not None:
+                source.next_chunk()  # None; asking says that the chunk was read to its end, so that its buffer can go back
         return used
 
     def _drained(self, stream: Stream, flags: int) -> None:
