@@ -21,7 +21,6 @@ from .records import FrameType
 from .replies import RESET_HEAD
 from .streams import Input, State, Stream, move_local
 
-SURE_BYTES = 16 << 10  # on a byte stream; below three quarters of the smallest window
 OPENS_SHARE = 0.5  # of the peer's burst: what left in 2 s may arrive at once, and a reset costs a token, too
 _ORDER_MAX = 2**63 - 1
 
@@ -93,15 +92,15 @@ class StreamCalls:
     def sendable(self, stream: int, need: int = 0) -> int:
         """Bytes that `send` takes now.  A message needs its whole size.
 
-        If that is less than `need`, `Writable` comes as soon as it is not (on a byte stream at the latest when 16 KiB fit);
-        with `need` 0, as soon as it is any more than now, unless a largest message fits already.
+        If that is less than `need`, `Writable` comes as soon as it is not (on a byte stream at the latest when a quarter of the
+        smallest window can go); with `need` 0, as soon as it is any more than now, unless a largest message fits already.
         """
         conn = self._conn
         s = conn.streams.get(stream) or conn.stream(stream)
         available = conn.available(s)
         if available < need or (need == 0 and available < conn.limits.message_max_bytes):
             # Of a window that is all read three quarters are sure to be announced, so more than that must not be waited for.
-            s.need = min(need, SURE_BYTES) if need and s.kind is Kind.BYTE else need or available + 1
+            s.need = min(need, conn.sure_bytes) if need and s.kind is Kind.BYTE else need or available + 1
             conn.blocked[stream] = s
         elif s.need:
             s.need = 0

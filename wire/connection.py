@@ -23,8 +23,8 @@ from .scheduler import Scheduler
 from .streams import State, Stream
 
 # Chunk streams that we reset: data of them may still arrive and must not be counted, for they have no credit.  Resets are limited
-# to 100/s, so this many cover ten seconds under way; a stream is forgotten by the peer when it sees our RESET.
-FORGOTTEN_CHUNK_STREAMS = 1024
+# to 100/s, so this many cover five seconds under way; a stream is forgotten by the peer when it sees our RESET.
+FORGOTTEN_CHUNK_STREAMS = 512
 
 
 class ConnectionState(IntEnum):
@@ -70,7 +70,7 @@ class Connection:
         "_message_most", "_queue_most",
         "blocked", "bytes_in", "bytes_out", "chunk_streams", "drain_until", "end", "events", "forgotten_chunks",
         "goaway_received", "goaway_sent", "hello", "inbound_live", "initiator", "last_in", "limits", "next_own", "next_peer",
-        "outbound_live", "pending", "recv", "replies", "rtt", "scheduler", "send", "state", "streams", "violation",
+        "outbound_live", "pending", "recv", "replies", "rtt", "scheduler", "send", "state", "streams", "sure_bytes", "violation",
     )  # fmt: skip
 
     def __init__(self, *, initiator: bool, limits: Limits, guest: bool, now: float, wall_offset_s: float) -> None:
@@ -97,6 +97,8 @@ class Connection:
         self.end: WireError | None = None  # why it drains, for whoever is still waiting at the end
         self.drain_until: float | None = None
         self.violation: WireError | None = None
+        # What a byte stream's sender may wait for: of a window that is all read up to a quarter is not announced.
+        self.sure_bytes = min(limits.stream_window_control_bytes, limits.stream_window_min_bytes) // 4
         self._message_most = limits.message_max_bytes
         self._queue_most = limits.stream_window_bulk_bytes
         self.bytes_in = [0] * 5

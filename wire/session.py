@@ -207,7 +207,7 @@ class Session(StreamCalls):
         return self._conn.rtt.clock_offset_s
 
     def is_live(self, stream: int) -> bool:
-        """Whether calls for this stream make sense: False once it was forgotten, even if the event that says so is not drained yet."""
+        """Whether calls for this stream make sense: False once it is forgotten, drained the event that says so or not."""
         return stream in self._conn.streams
 
     def gauges(self) -> dict[str, int]:
