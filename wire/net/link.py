@@ -150,8 +150,15 @@ class Link:
             trio.lowlevel.reschedule(writer)
         self._dispatch()
 
-    def after_receive(self, callback: Callable[[], None]) -> None:
-        """For what is told of chunks in the middle of `session.receive`: run as soon as the session may be called again."""
+    def reset(self, stream: int, code: Code = Code.CANCELLED, detail: str = "") -> None:
+        """End a stream in both directions and forget who waits for it.  Nothing happens if it has ended already."""
+        self.ends.pop(stream, None)
+        if self.session.is_live(stream):
+            self.session.reset(stream, code, detail)
+            self.kick()
+
+    def soon(self, callback: Callable[[], None]) -> None:
+        """For what is told of chunks in the middle of `receive` or `pull`: run as soon as the session may be called again."""
         self._after.append(callback)
 
     async def answers(self) -> bool:
@@ -242,10 +249,6 @@ class Link:
                     if consumed < filled:
                         buffer[: filled - consumed] = buffer[consumed:filled]
                     filled -= consumed
-                if self._after:
-                    after, self._after = self._after, []
-                    for callback in after:
-                        callback()
                 self._dispatch()
                 self.kick()
                 if self._over:
@@ -280,6 +283,7 @@ class Link:
                     await trio.lowlevel.wait_task_rescheduled(self._wake_aborted)
                     continue
                 self._push(self._rest or session.pull(PULL_BYTES, trio.current_time()))
+                self._dispatch()
                 if self._rest:
                     with trio.move_on_after(self.limits.write_stalled_s) as stalled:
                         await pipe.wait_writable()
@@ -287,7 +291,6 @@ class Link:
                         self._pipe_ended(f"nothing could be sent for {self.limits.write_stalled_s:g} s")
                         return
                 else:
-                    self._dispatch()
                     await trio.lowlevel.checkpoint()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._pipe_ended(error.__cause__ or error)
@@ -345,9 +348,14 @@ class Link:
         try:
             for event in events or ():
                 self._carry(event)
-            while events := self.session.events():
-                for event in events:
+            while True:
+                for event in self.session.events():
                     self._carry(event)
+                if not self._after:
+                    break
+                after, self._after = self._after, []
+                for callback in after:
+                    callback()
         finally:
             self._dispatching = False
 

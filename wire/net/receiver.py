@@ -103,7 +103,7 @@ class _Side:
         self.channel.placed(slot, index)
         if not self._due:
             self._due = True
-            self.link.after_receive(self._after)
+            self.link.soon(self._after)
 
     def _after(self) -> None:
         self._due = False
@@ -111,7 +111,8 @@ class _Side:
 
     def pump(self) -> None:
         """Carry what the automaton has to say and what happened."""
-        if self.over:
+        session = self.link.session
+        if self.over or not session.is_live(self.control):
             return
         self._flush()
         for event in self.channel.events():
@@ -137,7 +138,7 @@ class _Side:
     def on_readable(self) -> None:
         session = self.link.session
         try:
-            while (message := session.read_message(self.control)) is not None:
+            while session.is_live(self.control) and (message := session.read_message(self.control)) is not None:
                 if not message:
                     self._closed_by_peer()
                     return
@@ -174,8 +175,8 @@ class _Side:
         self.owner.side_over(self)
         if self.link.error is None:
             for number in (self.control, self.chunks):
-                if number is not None and self.link.ends.pop(number, None) is not None:
-                    self.link.session.reset(number, Code.CANCELLED)
+                if number is not None:
+                    self.link.reset(number)
         self.channel.close(error.code if error.code is not Code.OK else Code.INTERNAL)
         for event in self.channel.events():
             self.owner.happened(self, event)

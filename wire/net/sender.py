@@ -101,7 +101,7 @@ class _Side:
     def __init__(self, owner: TensorSender, link: Link) -> None:
         self.owner = owner
         self.link = link
-        self.channel = SenderChannel(os.urandom, owner.limits)
+        self.channel = SenderChannel(os.urandom, owner.limits, on_change=lambda: link.soon(self.on_writable))
         self.sends: dict[int, _Send] = {}
         self.over = False
         self._outbox: deque[bytes] = deque()
@@ -144,6 +144,8 @@ class _Side:
         """Carry what the automaton has to say, as far as there is credit, and what happened to the sends."""
         session = self.link.session
         self._outbox.extend(map(encode, self.channel.messages()))
+        if not session.is_live(self.control) or not session.is_live(self.chunks):
+            return  # reset by the peer, in the batch that is being carried: that event follows
         while self._outbox and session.sendable(self.control, len(self._outbox[0])) >= len(self._outbox[0]):
             session.send(self.control, self._outbox.popleft(), now=trio.current_time())
         if self.channel.has_chunk:
@@ -180,7 +182,7 @@ class _Side:
     def on_readable(self) -> None:
         session = self.link.session
         try:
-            while (message := session.read_message(self.control)) is not None:
+            while session.is_live(self.control) and (message := session.read_message(self.control)) is not None:
                 if not message:
                     self.link.ends.pop(self.control, None)
                     if not self.over:
@@ -216,11 +218,8 @@ class _Side:
         for send in sends.values():
             send.finish(error)
         if self.link.error is None:
-            session = self.link.session
             for number in (self.control, self.chunks):
-                if self.link.ends.pop(number, None) is not None:
-                    session.reset(number, Code.CANCELLED)
-            self.link.kick()
+                self.link.reset(number)
             self.owner.refused(self, error)
 
 

@@ -122,10 +122,8 @@ class StreamTask:
         if self._error is not None or (self._fin_sent and self._fin_read):
             self._forget()
             return
-        self._session.reset(self.number, code, detail)
+        self._link.reset(self.number, code, detail)
         self.on_reset(StreamReset(code, detail or "this stream was reset here"))
-        self._forget()
-        self._link.kick()
 
     def close(self) -> None:
         """End the stream without a wait; see the module for what becomes of the peer's data.  Idempotent."""
@@ -214,8 +212,7 @@ class _Drain:
                 self._link.ends.pop(self._number, None)
                 return
             if self._bytes > DRAIN_BYTES:
-                self._link.ends.pop(self._number, None)
-                self._link.session.reset(self._number, Code.CANCELLED, "closed by the receiver")
+                self._link.reset(self._number, Code.CANCELLED, "closed by the receiver")
                 return
 
     def on_writable(self) -> None: ...
