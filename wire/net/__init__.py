@@ -4,19 +4,17 @@ from wire.events import Kind
 from wire.net.causes import Cause
 from wire.net.dial import DialFailed
 from wire.net.listen import BindFailed
-from wire.net.network import (
+from wire.net.netevents import (
     Complaint,
     Listening,
-    Net,
     NetEvent,
     NotListening,
     PeerConnected,
     PeerLost,
     RecordLearned,
     SeedStateChanged,
-    Traffic,
-    open_net,
 )
+from wire.net.network import Net, Traffic, open_net
 from wire.net.peer import Peer, PeerStats
 from wire.net.receiver import Dropped, Received, TensorReceiver
 from wire.net.seedlist import SeedEntry, SeedList, SeedListError

@@ -3,11 +3,6 @@
 What belongs together here and nowhere else: listeners, seeds, the peer book, peer exchange, the node's own signed record, and the
 manager of connections.  Each is a file of its own that does not know the others; this one connects them and owns their nursery.
 
-The own record says where we may be dialled.  What is advertised depends on the scope (`Advertised` refuses the rest): in `host`
-scope loopback addresses, in `lan` private ones, in `internet` only public ones and those the operator listed under `announce`.
-A wildcard listener is advertised as the addresses of the interfaces that are up.  The record is renewed at half its life
-+- 10 %, so that a peer can miss one renewal, and travels in HELLO and in px/1.
-
 Order of the end: no new connections, SHUTDOWN to every peer, a second for them to go, then everything is cancelled, the known
 peers are written down and the sockets are closed.  A cancel of the surrounding scope takes the same way.
 """
@@ -27,14 +22,14 @@ from typing import TypeVar
 
 import trio
 
-from wire.address import Address, AddressClass, Advertised, Scope
+from wire.address import Address, Scope
 from wire.delivered import DeliveredKeys
-from wire.envelope import NO_RUN, OpenedRecord, SequenceClock, seal_peer_record
+from wire.envelope import OpenedRecord
 from wire.errors import Code, WireError, error_for
 from wire.hello import Hello, Refusal, preferred_ciphers
 from wire.identity import Identity, PeerId
 from wire.limits import DEFAULT_LIMITS, Limits
-from wire.messages import PeerRecord, SessionHello, Want
+from wire.messages import SessionHello, Want
 from wire.net import exchange
 from wire.net.book import PeerBook
 from wire.net.exchange import PeerExchange
@@ -42,6 +37,18 @@ from wire.net.knownpeers import KnownPeers
 from wire.net.link import Link
 from wire.net.listen import Admission, accept_loop, bind_all
 from wire.net.manager import Manager
+from wire.net.netevents import (
+    Announcer,
+    Complaint,
+    Listening,
+    NetEvent,
+    NotListening,
+    PeerConnected,
+    PeerLost,
+    RecordLearned,
+    SeedStateChanged,
+)
+from wire.net.ownrecord import OwnRecord
 from wire.net.peer import Peer
 from wire.net.seedlist import SeedEntry, SeedList
 from wire.net.seeds import SeedKeeper, SeedState, SeedStatus
@@ -55,67 +62,8 @@ Request = TypeVar("Request")
 
 # How long the end waits for peers to finish what is under way.  They are told SHUTDOWN at once; the rest is courtesy.
 GOODBYE_S = 1.0
-# Events that a listener has not taken yet.  More means that it is stuck: it is cut off, visibly, instead of filling memory.
-EVENTS_MAX = 4096
 # A refused guest tries again after this, or elsewhere at once.
 FULL_RETRY_MS = 5000
-RENEW_JITTER = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class PeerConnected:
-    """The first connection to a peer stands."""
-
-    peer: Peer
-
-
-@dataclass(frozen=True, slots=True)
-class PeerLost:
-    """The last connection to a peer ended."""
-
-    peer_id: PeerId
-    reason: WireError
-
-
-@dataclass(frozen=True, slots=True)
-class SeedStateChanged:
-    """A seed of the list changed its state; see `SeedStatus` for the states."""
-
-    entry: str
-    state: str
-    reason: str  # in words
-
-
-@dataclass(frozen=True, slots=True)
-class RecordLearned:
-    """A newer signed record of another peer came."""
-
-    record: OpenedRecord
-
-
-@dataclass(frozen=True, slots=True)
-class Listening:
-    """An address was bound, with the real port."""
-
-    address: Address
-
-
-@dataclass(frozen=True, slots=True)
-class NotListening:
-    """A configured address could not be bound; others could."""
-
-    address: Address
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Complaint:
-    """Something the operator should know; said once a cause."""
-
-    text: str
-
-
-NetEvent = PeerConnected | PeerLost | SeedStateChanged | RecordLearned | Listening | NotListening | Complaint
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,20 +99,16 @@ class Net:
         self.services = Services()
         self.counts: Counter[str] = Counter()
         self.seed_states: dict[SeedEntry, SeedState] = {}
-        self._identity = identity
         self._scope = scope
-        self._announce = tuple(announce)
-        self._capabilities = tuple(capabilities)
         self._agent = agent
         self._transport = transport
         self._rng = rng
         self._boot_id = os.urandom(8)
-        self._revision = 0
-        self._record = b""
-        self._sequence = SequenceClock(None if data_dir is None else data_dir / "sequence")
+        self._record = OwnRecord(
+            identity, run=run, scope=scope, announce=announce, capabilities=capabilities, data_dir=data_dir, limits=limits
+        )
+        self._announcer = Announcer()
         self._listeners: list[Listener] = []
-        self._subscribers: list[trio.MemorySendChannel[NetEvent]] = []
-        self._past: list[NetEvent] = []  # before the first `events()`
         self._ended = [0, 0]
         self._nursery: trio.Nursery | None = None
         self.book = PeerBook(self.peer_id, scope, limits)
@@ -196,7 +140,7 @@ class Net:
             limits,
             peers=self.peers,
             learned=self._on_learned,
-            own_record=lambda: self._record,
+            own_record=lambda: self._record.raw,
             rng=rng,
             counts=self.counts,
         )
@@ -236,12 +180,7 @@ class Net:
 
     def events(self) -> trio.MemoryReceiveChannel[NetEvent]:
         """A channel of everything that happens from now on; the first caller also gets what happened before."""
-        sender, receiver = trio.open_memory_channel[NetEvent](EVENTS_MAX)
-        past, self._past = self._past, []
-        for event in past:
-            sender.send_nowait(event)
-        self._subscribers.append(sender)
-        return receiver
+        return self._announcer.subscribe()
 
     # -- what we do
 
@@ -319,12 +258,12 @@ class Net:
         self._listeners = listeners
         self.addresses = tuple(listener.address for listener in listeners)
         for listener in listeners:
-            self._emit(Listening(listener.address))
+            self._announcer.emit(Listening(listener.address))
             nursery.start_soon(
                 accept_loop, listener, admission, self.manager.accept, self.counts, self.limits.accept_error_pause_s
             )
         for address, why in failures:
-            self._emit(NotListening(address, why))
+            self._announcer.emit(NotListening(address, why))
         self._seal()
         self._known_peers.load(self._complain)
         nursery.start_soon(self._renew)
@@ -340,6 +279,7 @@ class Net:
             listener.close()
         await self.manager.close(grace_s=GOODBYE_S)
         self._known_peers.write(self._complain)
+        self._announcer.close()
 
     async def _dial_known(self) -> None:
         """Beside the seeds, or without any: a few peers that were reached before (FIND-3)."""
@@ -359,35 +299,12 @@ class Net:
 
     # -- our own record
 
-    def _advertised(self) -> list[str]:
-        found: dict[str, None] = {}
-        for bound in self.addresses:
-            if bound.scope_class is AddressClass.UNSPECIFIED:
-                family = ":" in bound.host
-                hosts = [host for host in self._transport.local_addresses() if (":" in host) == family]
-            else:
-                hosts = [bound.host]
-            for host in hosts:
-                try:
-                    found.setdefault(str(Advertised(literal(host, bound.port), self._scope)))
-                except ValueError:
-                    continue  # not told to others in this scope
-        for address in self._announce:
-            found.setdefault(str(Advertised(address.with_peer(None), self._scope)))
-        return list(found)[: self.limits.addresses_per_peer_max]
-
     def _seal(self) -> None:
-        now_unix = time.time()
-        record = PeerRecord(tuple(self._advertised()), capabilities=self._capabilities)
-        seq = self._sequence.next(now_unix)
-        self._record = seal_peer_record(
-            self._identity, record, run=self.run or NO_RUN, seq=seq, now_unix=now_unix, limits=self.limits
-        )
-        self._revision += 1
+        self._record.seal(self.addresses, self._transport.local_addresses())
 
     async def _renew(self) -> None:
         while True:
-            await trio.sleep(self.limits.peer_record_renew_s * self._rng.uniform(1 - RENEW_JITTER, 1 + RENEW_JITTER))
+            await trio.sleep(self._record.renew_after_s(self._rng))
             self._seal()
             for peer in self.peers():
                 for link in peer.links:
@@ -399,11 +316,11 @@ class Net:
         except ValueError:
             observed = ""
         return SessionHello(
-            revision=self._revision,
+            revision=self._record.revision,
             boot_id=self._boot_id,
             agent=self._agent,
             features=(),
-            peer_record=self._record,
+            peer_record=self._record.raw,
             observed=observed,
             bulk_window=self.limits.stream_window_bulk_bytes,
             max_streams=self.limits.inbound_streams_max,
@@ -416,28 +333,14 @@ class Net:
 
     # -- what happens
 
-    def _emit(self, event: NetEvent) -> None:
-        if not self._subscribers:
-            self._past.append(event)
-            del self._past[:-EVENTS_MAX]
-        for sender in list(self._subscribers):
-            try:
-                sender.send_nowait(event)
-            except trio.WouldBlock:
-                self._subscribers.remove(sender)
-                sender.close()
-                log.warning("a listener of network events took none of %d and was cut off", EVENTS_MAX)
-            except trio.BrokenResourceError:
-                self._subscribers.remove(sender)
-
     def _complain(self, text: str) -> None:
-        self._emit(Complaint(text))
+        self._announcer.emit(Complaint(text))
 
     def _on_connected(self, peer: Peer, link: Link) -> None:
         self.book.connected(peer.peer_id, trio.current_time(), time.time(), run=link.peer_run, address=link.dialled)
         peer.heard = self._on_hello
         self._on_hello(peer, link.hello)
-        self._emit(PeerConnected(peer))
+        self._announcer.emit(PeerConnected(peer))
         if self._nursery is not None:
             self._nursery.start_soon(self._exchange.ask, peer)
 
@@ -451,16 +354,16 @@ class Net:
         self.book.disconnected(peer.peer_id, trio.current_time())
         self._exchange.forget(peer.peer_id)
         assert peer.reason is not None
-        self._emit(PeerLost(peer.peer_id, peer.reason))
+        self._announcer.emit(PeerLost(peer.peer_id, peer.reason))
 
     def _on_learned(self, record: OpenedRecord) -> None:
         self.manager.backoff.forget(record.addresses)
-        self._emit(RecordLearned(record))
+        self._announcer.emit(RecordLearned(record))
 
     def _on_seed(self, state: SeedState) -> None:
         if state.status is SeedStatus.REMOVED:
             self.seed_states.pop(state.entry, None)
-        self._emit(SeedStateChanged(str(state.entry), str(state.status), state.reason))
+        self._announcer.emit(SeedStateChanged(str(state.entry), str(state.status), state.reason))
 
 
 @asynccontextmanager

@@ -1,0 +1,117 @@
+"""What happens in the network, as values; and how those who want to know hear of it.
+
+Each listener has a channel of its own with a bound.  One that takes nothing for that long is stuck: it is cut off, visibly (its
+channel ends) and with a warning, instead of filling memory or losing single events in silence.  What happens before anybody
+listens is kept, up to the same bound, for the first listener: between the start of the network and that call lies a checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import trio
+
+from wire.address import Address
+from wire.envelope import OpenedRecord
+from wire.errors import WireError
+from wire.identity import PeerId
+from wire.net.peer import Peer
+
+log = logging.getLogger("wire.net")
+
+# A swarm of 512 connections that all come and go once while a listener computes for a second makes 1,500 events.
+EVENTS_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class PeerConnected:
+    """The first connection to a peer stands."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLost:
+    """The last connection to a peer ended."""
+
+    peer_id: PeerId
+    reason: WireError
+
+
+@dataclass(frozen=True, slots=True)
+class SeedStateChanged:
+    """A seed of the list changed its state; see `SeedStatus` for the states."""
+
+    entry: str
+    state: str
+    reason: str  # in words
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLearned:
+    """A newer signed record of another peer came."""
+
+    record: OpenedRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """An address was bound, with the real port."""
+
+    address: Address
+
+
+@dataclass(frozen=True, slots=True)
+class NotListening:
+    """A configured address could not be bound; others could."""
+
+    address: Address
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """Something the operator should know; said once a cause."""
+
+    text: str
+
+
+NetEvent = PeerConnected | PeerLost | SeedStateChanged | RecordLearned | Listening | NotListening | Complaint
+
+
+class Announcer:
+    """Hands events to every listener.  Never waits."""
+
+    def __init__(self) -> None:
+        self._listeners: list[trio.MemorySendChannel[NetEvent]] = []
+        self._past: list[NetEvent] | None = []  # until the first listener
+
+    def subscribe(self) -> trio.MemoryReceiveChannel[NetEvent]:
+        sender, receiver = trio.open_memory_channel[NetEvent](EVENTS_MAX)
+        for event in self._past or ():
+            sender.send_nowait(event)
+        self._past = None
+        self._listeners.append(sender)
+        return receiver
+
+    def emit(self, event: NetEvent) -> None:
+        if self._past is not None:
+            self._past.append(event)
+            del self._past[:-EVENTS_MAX]
+        for sender in list(self._listeners):
+            try:
+                sender.send_nowait(event)
+            except trio.WouldBlock:
+                self._listeners.remove(sender)
+                sender.close()
+                log.warning("a listener to network events left %d untaken and is cut off", EVENTS_MAX)
+            except trio.BrokenResourceError:
+                self._listeners.remove(sender)
+                sender.close()
+
+    def close(self) -> None:
+        """Nothing more will happen: the channels end."""
+        for sender in self._listeners:
+            sender.close()
+        self._listeners.clear()
