@@ -16,7 +16,9 @@ The device is one; jobs come from many peers in any order.  What can go wrong:
 Floating-point sums depend on their order.  A lone replica of its stage owns every microbatch of a step and can be equal to one
 process to the bit if it adds contributions in index order: ``in_index_order`` holds an accumulating job back until its
 predecessor has been added.  When a barrier is queued the gap cannot fill any more (later submissions wait for the barrier), so
-the hold ends there; a wrong order costs the last bits of a sum, a wait would cost the run.
+the hold ends there; a wrong order costs the last bits of a sum, a wait would cost the run.  For the same reason it is only for
+runs with one replica a stage: there everything comes in index order anyhow, save for a race now and then.  With several
+replicas upstream, younger microbatches could hold the slots that the awaited one needs to come through.
 
 ``DISCARD`` is the barrier that aborts a step: microbatch jobs before it are refused instead of run.
 """
@@ -95,7 +97,7 @@ class Order:
     """Configuration of the order."""
 
     backward_first: BackwardFirst = BackwardFirst.ALWAYS
-    in_index_order: bool = False  # only for a replica that does every microbatch of a step
+    in_index_order: bool = False  # only where every stage has one replica
     forward_accumulates: bool = False  # the last stage runs forward and backward in one job
 
 

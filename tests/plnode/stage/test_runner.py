@@ -1,8 +1,10 @@
 """The runner under trouble: cancels, errors, late and double work, close; and the loop that must stay awake meanwhile."""
 
+import gc
 import math
 import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -473,6 +475,33 @@ async def test_what_does_not_fit_is_refused_with_the_list(lab):
     with pytest.raises(MemoryPlanError, match=rf"weights {weights:,}.*optimizer {2 * weights:,}.*allow 1 more"):
         async with lab.runner(1, 0, memory_bytes=4 * weights - 1):
             raise AssertionError
+
+
+async def test_a_runners_weights_go_with_it(lab):
+    """MEM-1: freed by the last reference, not at some later garbage collection: the next generation needs the room."""
+    alive = []
+
+    def build():
+        part = lab.part(2, 0)
+        alive.extend(weakref.ref(p) for p in part.parameters())
+        return part
+
+    async def live_and_die():
+        boundary, tokens = lab.boundary, lab.tokens_per_step
+        async with open_runner(
+            build, lambda p: lab.optimizer(p, 2), boundary_in=None, boundary_out=boundary, tokens_per_step=tokens
+        ) as runner:
+            await runner.forward((0, 0), None, lab.ids(0, 0))
+
+    lab.optimizer(lab.part(2, 0), 2)  # torch's own first-time imports leave cycles
+    gc.collect()
+    gc.disable()
+    try:
+        await live_and_die()
+        await trio.lowlevel.checkpoint()
+        assert alive and not any(ref() is not None for ref in alive)
+    finally:
+        gc.enable()
 
 
 async def test_the_loop_runs_on_while_the_device_computes(lab, gated, make_gate):
