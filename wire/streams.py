@@ -175,7 +175,7 @@ class Stream:
             self.queue.append(self.copies)
 
     def cut(self, size: int) -> memoryview:
-        """Take at most `size` bytes off the queue of a byte stream, never across two pieces.  The view pins its piece."""
+        """Take at most `size` bytes off the queue of a byte stream, never across two pieces.  Let the view go: a piece cannot grow while it exists."""
         piece = self.queue[0]
         at = self.at
         if len(piece) - at <= size:
@@ -186,8 +186,6 @@ class Stream:
             view = memoryview(piece)[at:] if at else memoryview(piece)
         else:
             self.at = at + size
-            if piece is self.copies:
-                self.copies = None  # a view of it exists now: it cannot grow any more
             view = memoryview(piece)[at : at + size]
         self.queued -= len(view)
         return view
@@ -257,8 +255,6 @@ class Stream:
     def put_back(self, data: bytes) -> None:
         """Return bytes to the front, for a reader that was cancelled."""
         self.segments.appendleft(memoryview(data))
-        # The region must stay behind the segments.
-        self._close_region()
 
     @property
     def has_unread(self) -> bool:

@@ -83,8 +83,7 @@ class Flow:
             self._waiters[microbatch] = Waiter(trio.Event())
         self._ledger.apply(microbatch, Input.START_FORWARD)
         forward = await self._runner.forward(number, payload, ids)
-        if hop is not None:
-            self._edges.grant(hop)
+        self._take_next(hop, payload)
         if self._last:
             gradient, ready = forward.gradient, forward.ready
             self._finite(microbatch, forward)
@@ -123,8 +122,7 @@ class Flow:
     async def evaluate(self, microbatch: Microbatch, payload: memoryview | None, ids: Ids | None, hop: Upstream | None) -> None:
         self._ledger.apply(microbatch, Input.START_FORWARD)
         forward = await self._runner.evaluate((microbatch.step, microbatch.index), payload, ids)
-        if hop is not None:
-            self._edges.grant(hop)
+        self._take_next(hop, payload)
         if self._last:
             self._finite(microbatch, forward)
             self._ledger.apply(microbatch, Input.EVALUATED, forward.loss_sum or 0.0)
@@ -135,6 +133,12 @@ class Flow:
             self._runner.release(forward.payload)
             self._ledger.apply(microbatch, Input.SENT_EVALUATION)
         self._counted()
+
+    def _take_next(self, hop: Upstream | None, payload: memoryview | None) -> None:
+        """The forward has its input: the buffer is free, the replica that sent it may send another."""
+        if hop is not None and payload is not None:
+            self._runner.release(payload)
+            self._edges.grant(hop)
 
     def _accumulated(self, microbatch: Microbatch, loss_sum: float) -> None:
         self._ledger.apply(microbatch, Input.ACCUMULATED if self._stage > 0 else Input.ACCUMULATED_AT_SOURCE, loss_sum)
