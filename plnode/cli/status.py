@@ -57,7 +57,7 @@ def describe(document: dict[str, Any]) -> list[str]:
             lines.append(f"  these figures are {document['age_s']:.0f} s old: the node may be busy or stuck")
     for cause in document["waiting"]:
         detail = f": {cause['detail']}" if cause["detail"] else ""
-        lines.append(f"  waits for {cause['what']} since {_duration(cause['since_s'])}{detail}")
+        lines.append(f"  waits {cause['what']} since {_duration(cause['since_s'])}{detail}")
     for entry, seed in document["seeds"].items():
         lines.append(f"  seed {entry}: {seed['state']}" + (f" ({seed['reason']})" if seed["reason"] else ""))
     if status:

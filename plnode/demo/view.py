@@ -64,14 +64,14 @@ class NodeView:
         if self.finished:
             return "finished"
         if self.waiting:
-            return "waits for " + next(iter(self.waiting))
+            return "waits " + next(iter(self.waiting))
         return self.status.state if self.status else ("started" if self.peer_id else "starting")
 
     @property
     def reason(self) -> str:
         """Why it does not move, in its own words."""
         causes = [f"{what}: {detail}" if detail else what for what, detail in self.waiting.items()]
-        return "waits for " + "; ".join(causes) if causes else self.state
+        return "waits " + "; ".join(causes) if causes else self.state
 
 
 class SwarmView:

@@ -75,7 +75,7 @@ class PeerLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class Waiting(Event):
-    """The node cannot go on.  `what` is the cause in a few words ("a replica of stage 2"), `detail` what is known about it."""
+    """The node cannot go on.  `what` is the cause in a few words ("for a replica of stage 2"), `detail` what is known about it."""
 
     what: str
     detail: str

@@ -70,8 +70,8 @@ _SENTENCES: dict[type[e.Event], Callable[[Any], tuple[str, dict[str, Any]]]] = {
     e.SeedState: lambda v: (f"seed {v.entry}: {v.state}", {"reason": v.reason} if v.reason else {}),
     e.PeerSeen: lambda v: (f"peer {short_id(v.peer_id)}{_at(v.stage)} is here", {}),
     e.PeerLost: lambda v: (f"peer {short_id(v.peer_id)}{_at(v.stage)} is gone", {"reason": v.reason}),
-    e.Waiting: lambda v: (f"waiting for {v.what}", {"detail": v.detail} if v.detail else {}),
-    e.WaitingOver: lambda v: (f"no longer waiting for {v.what}", {}),
+    e.Waiting: lambda v: (f"waiting {v.what}", {"detail": v.detail} if v.detail else {}),
+    e.WaitingOver: lambda v: (f"no longer waiting {v.what}", {}),
     e.StageAssigned: lambda v: (
         f"stage {v.stage}: layers {v.first_layer} to {v.end_layer - 1}",
         {"parameters": quantity(v.parameters), "memory": quantity(v.memory_bytes, "B")},

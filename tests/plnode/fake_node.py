@@ -33,7 +33,7 @@ def train(name: str, data: str, behaviour: str) -> None:
     stage = index % 2
     say(e.StageAssigned(stage, stage, stage + 1, 100, 1000))
     if behaviour == "stuck":
-        say(e.Waiting("a replica of stage 1", "0 of 1 here"))
+        say(e.Waiting("for a replica of stage 1", "0 of 1 here"))
         until_the_end()
     say(e.RunStarted(1, 0, ((name, stage),)))
     sys.stdout.write("a library prints something that is no event\n")

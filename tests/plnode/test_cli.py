@@ -146,7 +146,7 @@ def test_status_says_what_it_waits_for_and_since_when() -> None:
     status = Status(clock=lambda: 100.0)
     for event in EXAMPLES[:-1]:
         status.take(event, 10.0)
-    status.take(e.Waiting("stage 2", "one of two replicas"), 25.0)
+    status.take(e.Waiting("for stage 2", "one of two replicas"), 25.0)
     status.take(EXAMPLES[-1], 99.0)
     text = "\n".join(describe(json.loads(json.dumps(status.document()))))
     assert "waits for stage 2 since 1 min 15 s: one of two replicas" in text

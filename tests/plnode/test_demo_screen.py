@@ -87,7 +87,7 @@ def shown(view: SwarmView, width: int = 120) -> str:
 def test_the_picture_shows_each_node_and_the_run() -> None:
     view = view_of(done=2)
     view.apply("node-1", dataclasses.replace(STATUS, bytes_in=1_500_000), 5.0)
-    view.apply("node-0", e.Waiting("a replica of stage 1", "0 of 1"), 5.0)
+    view.apply("node-0", e.Waiting("for a replica of stage 1", "0 of 1"), 5.0)
     view.apply("node-0", e.HeldOut(2, 4.25, 10), 5.0)
     text = shown(view)
     run = ("step 2/4", "loss 4.0000", "held-out 4.2500", "elapsed 1:05")

@@ -38,13 +38,13 @@ def test_the_same_complaint_is_made_once_per_cause() -> None:
     kept = Kept()
     recorder = Recorder([kept], clock=lambda: 5.0)
     for _ in range(3):
-        recorder.emit(e.Waiting("stage 2", "nobody holds it"))
+        recorder.emit(e.Waiting("for stage 2", "nobody holds it"))
         recorder.emit(e.SeedState("s:1", "down", "connection refused"))
-    recorder.emit(e.Waiting("stage 2", "one replica of two"))
+    recorder.emit(e.Waiting("for stage 2", "one replica of two"))
     recorder.emit(e.SeedState("s:1", "connected", ""))
-    recorder.emit(e.WaitingOver("stage 2"))
-    recorder.emit(e.WaitingOver("stage 2"))
-    recorder.emit(e.Waiting("stage 2", "one replica of two"))  # it comes again: said again
+    recorder.emit(e.WaitingOver("for stage 2"))
+    recorder.emit(e.WaitingOver("for stage 2"))
+    recorder.emit(e.Waiting("for stage 2", "one replica of two"))  # it comes again: said again
     assert [x.kind for x in kept.events] == ["Waiting", "SeedState", "Waiting", "SeedState", "WaitingOver", "Waiting"]
     assert kept.times == [5.0] * 6
 
@@ -72,7 +72,7 @@ def test_json_lines_carry_the_event_and_its_time() -> None:
 def test_human_lines_obey_the_level(level: str, shown: int) -> None:
     lines = Lines()
     sink = HumanLines(lines, level)  # type: ignore[arg-type]
-    for event in (STATUS, e.RunFinished(7), e.Waiting("stage 2", "nobody holds it")):
+    for event in (STATUS, e.RunFinished(7), e.Waiting("for stage 2", "nobody holds it")):
         sink.take(event, 0.0)
     assert len(lines.lines) == shown
     if shown:

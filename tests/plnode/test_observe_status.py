@@ -19,11 +19,11 @@ from tests.plnode.test_observe_events import EXAMPLES, PEER, STATUS
 def test_the_document_says_what_it_waits_for_and_since_when() -> None:
     now = 100.0
     status = Status(clock=lambda: now)
-    status.take(e.Waiting("stage 2", "nobody holds it"), 40.0)
-    status.take(e.Waiting("stage 2", "one of two"), 70.0)  # the same cause: its age counts from the first
-    status.take(e.Waiting("a seed", ""), 90.0)
-    status.take(e.WaitingOver("a seed"), 95.0)
-    assert status.document()["waiting"] == [{"what": "stage 2", "detail": "one of two", "since_s": 60.0}]
+    status.take(e.Waiting("for stage 2", "nobody holds it"), 40.0)
+    status.take(e.Waiting("for stage 2", "one of two"), 70.0)  # the same cause: its age counts from the first
+    status.take(e.Waiting("for a seed", ""), 90.0)
+    status.take(e.WaitingOver("for a seed"), 95.0)
+    assert status.document()["waiting"] == [{"what": "for stage 2", "detail": "one of two", "since_s": 60.0}]
     assert status.document()["status"] is None
 
 
