@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,11 @@ from plnode.observe.status import ask
 
 __all__ = ["command", "describe"]
 
+_TROUBLES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "RunAborted": lambda t: f"step {t['step']} given up",
+    "PeerLost": lambda t: f"lost peer {short_id(t['peer_id'])}",
+    "SnapshotFailed": lambda t: f"snapshot of step {t['step']} not written",
+}
 _STALE_S = 5.0  # a node renews its status every second
 
 
@@ -63,9 +69,7 @@ def describe(document: dict[str, Any]) -> list[str]:
     if status:
         lines += [_peer(peer) for peer in status["peers"]]
     for trouble in document["troubles"]:
-        aborted = trouble["kind"] == "RunAborted"
-        what = f"step {trouble['step']} given up" if aborted else f"lost peer {short_id(trouble['peer_id'])}"
-        lines.append(f"  {what}: {trouble['reason']}")
+        lines.append(f"  {_TROUBLES[trouble['kind']](trouble)}: {trouble['reason']}")
     return lines
 
 

@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 
 __all__ = [
     "KINDS", "BadEvent", "BoundaryBytes", "Event", "HeldOut", "NodeStarted", "NodeStatus", "NodeStopped", "PeerLine", "PeerLost",
-    "PeerSeen", "RunAborted", "RunFinished", "RunStarted", "SeedState", "SnapshotFailed", "SnapshotLoaded", "SnapshotWritten", "StageAssigned",
-    "StepDone", "Waiting", "WaitingOver", "event_from_json", "to_json",
+    "PeerSeen", "RunAborted", "RunFinished", "RunStarted", "SeedState", "SnapshotFailed", "SnapshotLoaded", "SnapshotWritten",
+    "StageAssigned", "StepDone", "Waiting", "WaitingOver", "event_from_json", "to_json",
 ]  # fmt: skip
 
 
@@ -75,7 +75,7 @@ class PeerLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class Waiting(Event):
-    """The node cannot go on.  `what` is the cause in a few words ("for a replica of stage 2"), `detail` what is known about it."""
+    """The node cannot go on.  `what` is the cause in a few words ("for the swarm"), `detail` what is known about it."""
 
     what: str
     detail: str

@@ -23,6 +23,7 @@ _FAMILIES: dict[str, tuple[str, str]] = {
     "plnode_step_seconds": ("gauge", "Length of the last step."),
     "plnode_skipped_steps_total": ("counter", "Steps left out for a non-finite gradient."),
     "plnode_aborts_total": ("counter", "Steps given up."),
+    "plnode_snapshot_failures_total": ("counter", "Snapshots that could not be written."),
     "plnode_peers": ("gauge", "Connected peers."),
     "plnode_peers_lost_total": ("counter", "Peers that went."),
     "plnode_waiting": ("gauge", "Causes that this node waits for."),
@@ -57,6 +58,8 @@ class Metrics:
                 self._set("plnode_heldout_loss", event.loss)
             case e.RunAborted():
                 self._add("plnode_aborts_total", 1)
+            case e.SnapshotFailed():
+                self._add("plnode_snapshot_failures_total", 1)
             case e.PeerLost():
                 self._add("plnode_peers_lost_total", 1)
             case e.Waiting(what, _):

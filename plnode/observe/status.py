@@ -72,7 +72,7 @@ class Status:
                 self._waiting.pop(what, None)
             case e.HeldOut():
                 self._heldout = event
-            case e.RunAborted() | e.PeerLost():
+            case e.RunAborted() | e.PeerLost() | e.SnapshotFailed():
                 self._troubles.append({**e.to_json(event), "time": time_unix})
 
     def document(self) -> dict[str, Any]:

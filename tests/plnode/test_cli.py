@@ -156,6 +156,7 @@ def test_status_says_what_it_waits_for_and_since_when() -> None:
     assert "rtt 1.25 ms" in text
     assert "event loop blocked p99 0.30 ms" in text
     assert "step 2 given up: a peer died" in text
+    assert "snapshot of step 2 not written: no space left" in text
     assert "old" not in text
 
 

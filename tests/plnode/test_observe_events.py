@@ -30,6 +30,7 @@ EXAMPLES: tuple[e.Event, ...] = (
     e.StepDone(2, None, 8192, 0.5, None, True),
     e.HeldOut(2, 7.25, 2048),
     e.SnapshotWritten(2, "/data/x", 1000, 0.1),
+    e.SnapshotFailed(2, "no space left on the device"),
     e.SnapshotLoaded(2, "/data/x", 1000, 0.1),
     e.RunAborted(2, "a peer died", PEER),
     e.RunFinished(10),
