@@ -81,12 +81,10 @@ class Outbound:
                     self._activate(number)
             else:
                 stream = scheduler.pop(cls)
-                if stream.kind is Kind.MESSAGE:
-                    size = self._seal_message(stream, out[used:])
-                elif stream.kind is Kind.BYTE:
-                    size = self._seal_bytes(stream, out[used:])
-                else:
+                if stream.kind is Kind.CHUNKS:
                     size = self._seal_chunk(stream, out[used:])
+                else:
+                    size = self._seal_data(stream, out[used:])
             bytes_out[cls] += size
             scheduler.charge(cls, size, now)
             used += size
@@ -114,31 +112,17 @@ class Outbound:
 
     # -- one record
 
-    def _seal_message(self, stream: Stream, out: memoryview) -> int:
+    def _seal_data(self, stream: Stream, out: memoryview) -> int:
+        """One whole message, or one record of a byte stream; FIN with the last."""
         queue = stream.queue
-        flags = 0
-        if queue:
+        if not queue:
+            body: bytes | bytearray | memoryview = b""
+        elif stream.kind is Kind.MESSAGE:
             body = queue.popleft()
             stream.queued -= len(body)
         else:
-            body = b""
-        if not queue and stream.fin_queued:
-            flags = FLAG_FIN
-        size = self._sealer.seal_into(stream.id, DATA, flags, body, out)
-        if queue:
-            self._conn.scheduler.push(stream, stream.cls, stream.order)
-        else:
-            self._drained(stream, flags)
-        if stream.need:
-            self._conn.wake_if_writable(stream)
-        return size
-
-    def _seal_bytes(self, stream: Stream, out: memoryview) -> int:
-        queue = stream.queue
-        flags = 0
-        body = stream.cut(self.quantum if stream.cls > MESSAGES else SMALL_PULL_BYTES) if queue else memoryview(b"")
-        if not queue and stream.fin_queued:
-            flags = FLAG_FIN
+            body = stream.cut(self.quantum if stream.cls > MESSAGES else SMALL_PULL_BYTES)
+        flags = FLAG_FIN if stream.fin_queued and not queue else 0
         size = self._sealer.seal_into(stream.id, DATA, flags, body, out)
         if queue:
             self._conn.scheduler.push(stream, stream.cls, stream.order)

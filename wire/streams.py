@@ -175,7 +175,10 @@ class Stream:
             self.queue.append(self.copies)
 
     def cut(self, size: int) -> memoryview:
-        """Take at most `size` bytes off the queue of a byte stream, never across two pieces.  Let the view go: a piece cannot grow while it exists."""
+        """Take at most `size` bytes off the queue of a byte stream, never across two pieces.
+
+        Let the view go before the next `put`: a piece cannot grow while it exists.
+        """
         piece = self.queue[0]
         at = self.at
         if len(piece) - at <= size:

@@ -26,8 +26,9 @@ from wire.events import (
     Writable,
 )
 from wire.limits import DEFAULT_LIMITS
+from wire.messages import AcceptBody, encode
 from wire.records import FrameType
-from wire.replies import PONG_BODY
+from wire.replies import CREDIT_BODY, PONG_BODY
 
 MIB = 1 << 20
 
@@ -303,6 +304,33 @@ def test_one_stream_that_is_not_read_does_not_stop_another() -> None:
     joined.settle()
     joined.b.session.accept(other)
     assert joined.b.session.read_message(other) == b"through"
+
+
+def test_credit_that_a_reset_gives_back_wakes_who_waits_for_it() -> None:
+    joined, first = pair(Kind.BYTE, 3, guest=True)
+    second = joined.a.session.open_stream(Kind.BYTE, "x/1", 3, now=joined.now)
+    joined.settle()
+    joined.a.session.send(first, bytes(joined.a.session.sendable(first)), now=joined.now)
+    assert joined.a.session.sendable(second, 100) == 0
+    assert not joined.a.session.events()
+    joined.a.session.reset(first, Code.CANCELLED)
+    assert joined.a.session.events() == [Writable(second)]
+    assert joined.a.session.sendable(second, 100) >= 100
+
+
+def test_what_is_queued_is_bounded_whatever_credit_the_peer_gives() -> None:
+    peer = Puppet()
+    peer.say(FrameType.CREDIT, 0, CREDIT_BODY.pack(1 << 40))
+    stream = peer.session.open_stream(Kind.BYTE, "x/1", 3, now=peer.now)
+    peer.frames()
+    peer.say(FrameType.ACCEPT, stream, encode(AcceptBody(1 << 40)))
+    peer.end.seen.clear()
+    room = peer.session.sendable(stream)
+    assert room == DEFAULT_LIMITS.stream_window_bulk_bytes
+    peer.session.send(stream, bytes(room), now=peer.now)
+    assert peer.session.sendable(stream, 1) == 0
+    peer.session.pull(1, peer.now)
+    assert peer.session.events() == [Writable(stream)]
 
 
 def test_a_largest_message_goes_whenever_all_was_read() -> None:
