@@ -111,7 +111,7 @@ class Link:
         self.ends: dict[int, StreamEnd] = {}
         self.error: WireError | None = None  # why it ended
         self.closed = trio.Event()
-        self.draining = False  # GOAWAY was sent or received
+        self.goodbye: WireError | None = None  # GOAWAY was sent or received
         self.taken = False  # somebody runs it, or will
         self.dialled: Address | None = None  # where we reached the peer
         self.bytes_in = 0
@@ -128,6 +128,11 @@ class Link:
         self._after: list[Callable[[], None]] = []
         self._scope = trio.CancelScope()
         self._over = False
+
+    @property
+    def draining(self) -> bool:
+        """No new streams."""
+        return self.goodbye is not None or self._over
 
     # -- towards streams
 
@@ -197,7 +202,7 @@ class Link:
         """Say goodbye: no new streams; live ones have `draining_timeout_s`, then the connection ends.  Idempotent."""
         if self._over or self.draining:
             return
-        self.draining = True
+        self.goodbye = error_for(code, local=True, detail=detail)
         self.session.goaway(code, retry_ms=retry_ms, detail=detail, now=trio.current_time())
         self.kick()
         self._dispatch()
@@ -380,7 +385,7 @@ class Link:
             if self._owner is not None:
                 self._owner.on_hello(self, event)
         elif isinstance(event, GoAwayReceived):
-            self.draining = True
+            self.goodbye = error_for(event.code, detail=event.detail, retry_after=event.retry_ms / 1000 or None)
             if self._owner is not None:
                 self._owner.on_goaway(self, event)
         elif isinstance(event, SessionClosed):

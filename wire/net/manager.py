@@ -123,7 +123,7 @@ class Manager:
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         peer = self.peers.get(peer_id)
-        if peer is not None and not peer.closed:
+        if peer is not None and peer.primary is not None:
             return peer
         if peer_id == self._own:
             raise error_for(Code.SELF, local=True)

@@ -104,7 +104,6 @@ class Peer:
         self._counts = counts
         self._first = link
         self._gone = trio.Event()
-        self._moved = trio.Event()  # the primary connection changed
         self._nursery: trio.Nursery | None = None
         self._senders: dict[tuple[str, bytes], TensorSender] = {}
         self._receivers: dict[tuple[str, bytes], TensorReceiver] = {}
@@ -212,21 +211,15 @@ class Peer:
         while True:
             link = self.primary
             if link is None:
-                await self._wait_primary()
-                continue
+                # The winner of two connections stands before the loser is told to go, so no other one is about to come.
+                raise self.reason or (self.links and self.links[-1].goodbye) or ConnectionLost("the peer is going away")
             delay_s = link.session.open_delay_s(trio.current_time())
             if not delay_s:
                 break
-            await trio.sleep(delay_s)
+            # A millisecond more: a wait that rounding has made as good as zero would be repeated without end.
+            await trio.sleep(delay_s + 0.001)
         number = link.session.open_stream(kind, protocol, cls, meta=meta, now=trio.current_time())
         return (MessageStream if kind is Kind.MESSAGE else ByteStream)(link, number, protocol)
-
-    async def _wait_primary(self) -> None:
-        """The only connection drains: another one may be about to stand.  Otherwise the drained one's reason is raised."""
-        with trio.move_on_after(self._limits.duplicate_ping_timeout_s):
-            await self._moved.wait()
-            return
-        raise self.reason or ConnectionLost("the peer is going away")
 
     # -- tensors
 
@@ -295,8 +288,6 @@ class Peer:
         primary = self.primary
         if primary is None:
             return
-        moved, self._moved = self._moved, trio.Event()
-        moved.set()
         for sender in self._senders.values():
             sender.move_to(primary)
         if primary.initiator:
@@ -326,7 +317,6 @@ class Peer:
         for receiver in list(self._receivers.values()):
             receiver.lost(self.reason)
         self._gone.set()
-        self._moved.set()
 
     def fail(self, error: WireError) -> None:
         """End all connections now."""

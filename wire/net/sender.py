@@ -85,6 +85,11 @@ class _Send:
         self.done = False
         self.error: WireError | None = None
 
+    def aborted(self, _: object) -> trio.lowlevel.Abort:
+        """The sending task was cancelled: from now on its end wakes nobody, also before that task runs again."""
+        self.task = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
     def finish(self, error: WireError | None) -> None:
         self.done = True
         self.error = error
@@ -305,7 +310,7 @@ class TensorSender:
             self._assign()
             while not send.done:
                 send.task = trio.lowlevel.current_task()
-                await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.SUCCEEDED)
+                await trio.lowlevel.wait_task_rescheduled(send.aborted)
         except BaseException:
             send.task = None
             if send.ready is not None:

@@ -167,7 +167,7 @@ async def test_every_order_of_mute_late_and_good(order: tuple[int, ...], autojum
 
 
 async def test_at_most_so_many_at_once(autojump_clock: trio.testing.MockClock) -> None:
-    net = Net({address: (60.0, REFUSED) for address in V4})
+    net = Net(dict.fromkeys(V4, (60.0, REFUSED)))
     await net.race(*V4, at_once=2)
     assert net.most == 2
 

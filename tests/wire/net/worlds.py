@@ -1,7 +1,8 @@
 """Places for nets to meet without sockets: pipes in memory, under a mock clock, with the troubles of real ones.
 
-`MemoryPipe` is a `Pipe` over trio's memory streams with a bound like a socket buffer's.  `MemoryTransport` is a small internet of one
-address space: listeners by (host, port), addresses that swallow, refuse or accept and say nothing, pipes that can be cut or silenced.
+`MemoryPipe` is a `Pipe` over trio's memory streams with a bound like a socket buffer's.  `MemoryTransport` is a small internet
+of one address space: listeners by (host, port), addresses that swallow, refuse, or accept and say nothing, pipes that can be cut
+or silenced.
 """
 
 from __future__ import annotations
@@ -200,7 +201,9 @@ class MemoryTransport:
 
 
 @asynccontextmanager
-async def member(world: World, host: str, *, port: int = 4001, identity: Identity | None = None, **settings: Any) -> AsyncIterator[Net]:
+async def member(
+    world: World, host: str, *, port: int = 4001, identity: Identity | None = None, **settings: Any
+) -> AsyncIterator[Net]:
     """A net of run RUN in a world, listening on host:port."""
     settings.setdefault("run", RUN)
     settings.setdefault("scope", Scope.HOST)
