@@ -36,6 +36,7 @@ from plnode.settings import Settings
 from plnode.stage.boundary import DenseBoundary
 from plnode.stage.errors import MemoryPlanError, SnapshotError, StageError, StageMemoryError
 from plnode.stage.jobs import Counters
+from plnode.stage.policy import Order
 from plnode.stage.runner import StageRunner, open_runner
 from plnode.stage.snapshots import SnapshotStore
 from plnode.swarm.assignment import Candidate, Need, assign
@@ -55,6 +56,7 @@ SILENCE_FLOOR_S, SILENCE_CEILING_S = 30.0, 300.0
 machine that swaps or a laptop that was closed for a moment; the ceiling is for the first steps of a large stage."""
 CLAIM_EVERY_S = 2.0
 ABORT_CALL_S = 5.0
+PAUSE_MOST_S = 60.0  # a broken swarm that tries for ever must not keep its machines busy with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class Participant:
         self.progress = Progress(self._manifest.batch.tokens, self._manifest.steps)
         self._roster: Roster | None = None
         self._claimed_at = 0.0
+        self._fruitless = 0
         self.lost_microbatches = 0
         self.boundary_sent: dict[str, tuple[int, int]] = {}
         self.boundary_tokens = 0
@@ -133,11 +136,20 @@ class Participant:
             except Broken as broken:
                 if (outcome := await self._broken(roster, broken)) is not None:
                     return outcome
+                await self._pause(roster)
                 continue
             self._recorder.emit(e.RunFinished(self._manifest.steps))
             self._roster = None
             await self.membership.say_and_wait(replace(self.membership.own, state=NodeState.FINISHED, step=self._manifest.steps))
             return Outcome(ExitCode.OK, f"the run is complete after {self._manifest.steps} steps")
+
+    async def _pause(self, roster: Roster) -> None:
+        """Before the next try: at once after a generation that got on, longer and longer after ones that did not."""
+        self._fruitless = 0 if self.progress.step > roster.step else self._fruitless + 1
+        if self._fruitless > 1:
+            seconds = min(PAUSE_MOST_S, 2.0 ** (self._fruitless - 2)) * (0.5 + self._random.random())
+            self.waits.waiting("before trying again", f"{self._fruitless} generations ended in their first step")
+            await trio.sleep(seconds)
 
     async def _wait_for_generation(self) -> Roster:
         stage, steps = self._held()
@@ -205,6 +217,7 @@ class Participant:
                 memory_bytes=self._memory,
                 tokens_per_step=manifest.batch.tokens,
                 first_step=roster.step,
+                order=Order(in_index_order=roster.one_replica_a_stage),
             ) as runner:
                 if roster.step:
                     await self._restore(runner, roster.step, stage)

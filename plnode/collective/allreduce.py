@@ -127,7 +127,7 @@ class Reducer:
     async def _send(self, piece: Piece, vector: Vector, step: int, rank: int, phase: int) -> None:
         part = vector[piece.start : piece.end].data.cast("B")
         await self._senders[rank].send(
-            self._key(step, phase, piece), part, dtype=self._dtype, shape=(piece.end - piece.start,), order=piece.number
+            self._key(step, phase, piece, self._rank), part, dtype=self._dtype, shape=(piece.end - piece.start,), order=piece.number
         )
         self.bytes_sent += part.nbytes
 
@@ -143,13 +143,13 @@ class Reducer:
             if number == 0:
                 for ahead in mine[:AHEAD]:
                     self._post(mailbox, vector, step, ahead)
-            await mailbox.wait(self._key(step, RESULT, piece))
+            await mailbox.wait(self._key(step, RESULT, piece, piece.owner))
             if number + AHEAD < len(mine):
                 self._post(mailbox, vector, step, mine[number + AHEAD])
 
     def _post(self, mailbox: _Mailbox, vector: Vector, step: int, piece: Piece) -> None:
         part = vector[piece.start : piece.end].data.cast("B")
-        mailbox.post(self._key(step, RESULT, piece), part, self._expectation(piece))
+        mailbox.post(self._key(step, RESULT, piece, piece.owner), part, self._expectation(piece))
 
     async def _own_share(self, vector: Vector, step: int) -> None:
         """Sum the contributions to my share in rank order, return each piece as soon as it is whole."""
@@ -161,14 +161,14 @@ class Reducer:
             for rank, mailbox in self._mailboxes.items():
                 buffer = np.empty(piece.end - piece.start, self._np)
                 scratch[piece.number][rank] = buffer
-                mailbox.post(self._key(step, CONTRIBUTION, piece), buffer.data.cast("B"), self._expectation(piece))
+                mailbox.post(self._key(step, CONTRIBUTION, piece, rank), buffer.data.cast("B"), self._expectation(piece))
 
         async with trio.open_nursery() as returns:
             for piece in mine[:AHEAD]:
                 expect(piece)
             for number, piece in enumerate(mine):
-                for mailbox in self._mailboxes.values():
-                    await mailbox.wait(self._key(step, CONTRIBUTION, piece))
+                for rank, mailbox in self._mailboxes.items():
+                    await mailbox.wait(self._key(step, CONTRIBUTION, piece, rank))
                 others = scratch.pop(piece.number)
                 own = vector[piece.start : piece.end]
                 total = own.copy() if self._rank == 0 else others[0]
@@ -180,8 +180,8 @@ class Reducer:
                 if number + AHEAD < len(mine):
                     expect(mine[number + AHEAD])
 
-    def _key(self, step: int, phase: int, piece: Piece) -> Key:
-        return (era(self._generation, step), phase, piece.number)
+    def _key(self, step: int, phase: int, piece: Piece, sender: int) -> Key:
+        return (era(self._generation, step), phase, piece.number, sender)
 
     def _expectation(self, piece: Piece) -> Expectation:
         count = piece.end - piece.start

@@ -100,7 +100,16 @@ class Generation:
         self._origins = roster.group(0)
         self._origin = self._origins.index(net.peer_id) if stage == 0 else -1
         self._last = stage == work.stages - 1
-        self.edges = Edges(roster.generation, stage, runner, boundary_in, boundary_out, self._may_receive, random)
+        self.edges = Edges(
+            roster.generation,
+            stage,
+            runner,
+            boundary_in,
+            boundary_out,
+            self._may_receive,
+            random,
+            in_index_order=roster.one_replica_a_stage,
+        )
         self._window = Window(work.stages, work.plan(roster.step).total or 1)
         self._window_changed = trio.Event()
         self._in_window = 0
@@ -291,6 +300,7 @@ class Generation:
             ids = self._work.train_ids(plan.step, index) if plan.is_training(index) else self._work.heldout_ids(index - plan.train)
             microbatch = Microbatch(plan.step, index, self._origin)
             self.ledger.admit(microbatch, plan)
+            self.edges.enlist(microbatch)
             self._nursery.start_soon(self._guarded, None, self._flow, microbatch, None, ids, None)
 
     async def _receive_activations(self, hop: Upstream) -> None:
@@ -300,6 +310,7 @@ class Generation:
             _, _, _, microbatch = Microbatch.from_key(received.key)
             self._live()
             self.ledger.admit(microbatch, self._work.plan(microbatch.step))
+            self.edges.enlist(microbatch)
             self._nursery.start_soon(self._guarded, hop.peer_id, self._flow, microbatch, received.buffer, None, hop)
 
     async def _flow(self, microbatch: Microbatch, payload: memoryview | None, ids: Ids | None, hop: Upstream | None) -> None:

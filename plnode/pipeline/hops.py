@@ -5,10 +5,15 @@ one is renewed when a microbatch's forward has left the queue of the device, so 
 `AHEAD` × replicas.  For the gradient of every activation that we send on, a keyed slot is posted before it leaves: a gradient never
 waits for credit, hence the backward direction can always drain, whatever the forward direction waits for.  That is why no
 schedule deadlocks.
+
+With one replica a stage, contributions must be summed in index order at every stage for a result that is equal to one process to
+the bit.  Two forwards that end in one tick of the loop may have their tasks resumed in either order, so a microbatch is put into
+the queue for the next hop when it is admitted, in order, and the device holds accumulating jobs back (`Order.in_index_order`).
 """
 
 from __future__ import annotations
 
+import bisect
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -84,6 +89,8 @@ class Edges:
         boundary_out: DenseBoundary | None,
         may_receive: Callable[[Microbatch], bool],
         random: Random,
+        *,
+        in_index_order: bool,
     ) -> None:
         self.generation = generation
         self.stage = stage
@@ -92,6 +99,7 @@ class Edges:
         self._out = boundary_out
         self._may_receive = may_receive
         self._random = random
+        self._in_index_order = in_index_order
         self.downstream: dict[PeerId, Downstream] = {}
         self.upstream: dict[PeerId, Upstream] = {}
         self._queue: list[Microbatch] = []
@@ -150,6 +158,11 @@ class Edges:
         """Microbatches that the next stage would take from us now."""
         return sum(hop.sender.free_slots() for hop in self.downstream.values())
 
+    def enlist(self, microbatch: Microbatch) -> None:
+        """A microbatch was admitted here.  Where order counts it takes its place in the queue now, not when its forward is done."""
+        if self._in_index_order and self._out is not None:
+            bisect.insort(self._queue, microbatch)
+
     # -- sending on --------------------------------------------------------------------------------------------------------------
     async def send_forward(
         self, microbatch: Microbatch, payload: memoryview, ready: Ready | None, *, wants_gradient: bool
@@ -198,8 +211,8 @@ class Edges:
         hop.receiver.post(self._runner.acquire(self._out.backward_bytes), key=key)
 
     async def _take_slot(self, microbatch: Microbatch, size_bytes: int) -> Downstream:
-        self._queue.append(microbatch)
-        self._queue.sort()
+        if microbatch not in self._queue:
+            bisect.insort(self._queue, microbatch)
         try:
             while True:
                 changed = self._slots_changed

@@ -114,13 +114,16 @@ class Membership:
     # -- tasks ----------------------------------------------------------------------------------------------------------------
     async def run(self) -> None:
         """Spread, renew and dial for ever.  A cancel leaves nothing behind."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            nursery.start_soon(self._renew)
-            for peer in self._net.peers():
-                if not peer.guest:
-                    nursery.start_soon(self._greet, peer)
-            self._dial_known()
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self._renew)
+                for peer in self._net.peers():
+                    if not peer.guest:
+                        nursery.start_soon(self._greet, peer)
+                self._dial_known()
+        finally:
+            self._nursery = None  # peers that still talk to us are answered, but nothing new is begun
 
     def on_event(self, event: NetEvent) -> None:
         """The network has news: greet who came, forget who went, dial whom we now know."""

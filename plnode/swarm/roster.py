@@ -54,6 +54,11 @@ class Roster:
     def stage_of(self, peer: PeerId) -> int | None:
         return next((s for p, s in self.members if p == peer), None)
 
+    @property
+    def one_replica_a_stage(self) -> bool:
+        """Then the order of all sums is that of one process."""
+        return len({stage for _, stage in self.members}) == len(self.members)
+
     def group(self, stage: int) -> tuple[PeerId, ...]:
         """The replicas of one stage, ascending by id: index = rank."""
         return tuple(p for p, s in self.members if s == stage)
