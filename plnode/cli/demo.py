@@ -70,8 +70,14 @@ def command(
     console = Console(stderr=as_json, highlight=False)
     with _folder(out) as root:
         return run_until_signal(
-            lambda: _demo(root, values, console, threads, patience, prompt, as_json, out is not None), lambda reason: None
+            lambda: _demo(root, values, console, threads, patience, prompt, as_json, out is not None), _say_signal
         )
+
+
+def _say_signal(reason: str) -> None:
+    """The only end that is not told otherwise."""
+    if reason.endswith("received"):
+        click.echo(f"plnode demo: {reason}: ending the nodes", err=True)
 
 
 async def _demo(

@@ -77,7 +77,7 @@ def _work(status: dict[str, Any], stage: dict[str, Any] | None) -> list[str]:
     held = f"stage {stage['stage']} (layers {stage['first_layer']} to {stage['end_layer'] - 1})" if stage else "no stage yet"
     loss = "not known yet" if status["loss"] is None else f"{status['loss']:.4f}"
     eta = "" if status["eta_s"] is None else f", {_duration(status['eta_s'])} to go"
-    lines = [f"  {status['state']}, {held}"]
+    lines = [f"  {status['state']}, {held}" if status["steps"] else f"  {status['state']}"]
     if status["steps"]:
         speed = quantity(status["tokens_per_s"])
         lines.append(f"  step {status['step']} of {status['steps']}, loss {loss}, {speed} tokens/s{eta}")
