@@ -142,8 +142,8 @@ async def _hello(pipe: Pipe, local: Local, initiator: bool, secrets: Secrets, re
                 raise ConnectionLost("the other side closed the connection during the handshake")
             filled += count
     except RemoteProtocolError:
-        with trio.CancelScope(shield=True), trio.move_on_after(0), suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            await _flush(pipe, session)
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            pipe.send_now(session.pull(FLUSH_BYTES, trio.current_time()))  # the GOAWAY that says why
         raise
     return Link(
         pipe,
