@@ -133,9 +133,11 @@ class StreamTask:
         if not self._fin_sent:
             self._send_fin()
         self.on_reset(StreamReset(Code.CANCELLED, "this stream was closed here"))
-        if not self._fin_read:
-            self._link.ends[self.number] = _Drain(self._link, self.number, self)
-            self._link.ends[self.number].on_readable()
+        if self._fin_read:
+            self._forget()
+        else:
+            drain = self._link.ends[self.number] = _Drain(self._link, self.number, self)
+            drain.on_readable()
         self._link.kick()
 
     def _send_fin(self) -> None:
