@@ -337,6 +337,8 @@ class Peer:
         self._settle()
 
     def on_opened(self, link: Link, event: StreamOpened) -> None:
+        if not link.session.is_live(event.stream):
+            return  # opened and given up again within one read
         service = self._services.find(event.protocol)
         assert service is not None and self._nursery is not None  # `Services.refusal` let it through
         if isinstance(service, TensorService):
