@@ -28,8 +28,7 @@ from .streams import Input, State, Stream, move_remote
 DATA, CHUNK = int(FrameType.DATA), int(FrameType.CHUNK)
 CHUNK_BODY = struct.Struct(">IIII")
 TAG_BYTES = 16
-CREDITS_EARNED_MAX = 4096  # credits that sent bytes can save up: one for each 8 KiB of a 32 MiB window
-CREDIT_EARNED_BYTES = 8 << 10  # a credit answers a quarter of the smallest window (16 KiB of a stream), and of the connection's
+CREDITS_EARNED_MAX = 4096  # credits that sent bytes can save up: those of a 32 MiB window
 
 
 class Inbound:
@@ -256,7 +255,7 @@ class Inbound:
     def _on_credit(self, number: int, body: memoryview, now: float) -> None:
         conn = self._conn
         sent = sum(conn.bytes_out)
-        self._credits.earn((sent - self._earned_at) / CREDIT_EARNED_BYTES)
+        self._credits.earn((sent - self._earned_at) / conn.limits.credits_free_bytes)
         self._earned_at = sent
         if not self._credits.take(now):
             raise RemoteProtocolError(Code.EXCESSIVE, "CREDIT too often")
