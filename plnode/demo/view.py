@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from plnode.observe import events as e
@@ -87,7 +88,6 @@ class SwarmView:
         self.heldout: dict[int, HeldOutPoint] = {}
         self.aborts: list[e.RunAborted] = []
         self.snapshots: dict[int, dict[int, str]] = {}
-        self.started_at: float | None = None
         self.moved_at = 0.0
         self._patience_s = patience_s
         self._recent: deque[StepPoint] = deque(maxlen=_RECENT)
@@ -106,8 +106,6 @@ class SwarmView:
                 node.waiting[what] = detail
             case e.WaitingOver(what):
                 node.waiting.pop(what, None)
-            case e.RunStarted():
-                self.started_at = now_s if self.started_at is None else self.started_at
             case e.StepDone():
                 self._take_step(event, now_s)
             case e.HeldOut():
@@ -134,8 +132,6 @@ class SwarmView:
             point = StepPoint(done.step, done.loss, done.tokens, done.seconds, now_s, done.skipped)
             self._recent.append(point)
             self.moved_at = now_s
-            if self.started_at is None:  # the story of a node that told its start later
-                self.started_at = now_s - done.seconds
         elif known.loss is None and done.loss is not None:
             point = StepPoint(known.step, done.loss, known.tokens, known.seconds, known.at_s, known.skipped)
         else:
@@ -161,21 +157,14 @@ class SwarmView:
 
     @property
     def seconds(self) -> float:
-        """From the start of the run to the last step."""
-        if self.started_at is None or not self.points:
-            return 0.0
-        return max(p.at_s for p in self.points.values()) - self.started_at
+        """From the beginning of the first step to the end of the last: without the start of the processes."""
+        return _span(self.series())
 
     @property
     def tokens_per_s(self) -> float:
         """Over the last steps."""
-        points = list(self._recent)
-        if not points or self.started_at is None:
-            return 0.0
-        begin = points[0].at_s if len(points) > 1 else self.started_at
-        counted = points[1:] if len(points) > 1 else points
-        elapsed = points[-1].at_s - begin
-        return sum(p.tokens for p in counted) / elapsed if elapsed > 0 else 0.0
+        elapsed = _span(list(self._recent))
+        return sum(p.tokens for p in self._recent) / elapsed if elapsed > 0 else 0.0
 
     @property
     def eta_s(self) -> float | None:
@@ -212,15 +201,19 @@ class SwarmView:
             for boundary, sent in node.status.boundary_bytes.items():
                 for direction, figure in (("forward", sent.forward), ("backward", sent.backward)):
                     if figure:
-                        moved.setdefault(boundary, {}).setdefault(direction, 0.0)
-                        moved[boundary][direction] += figure
+                        moved.setdefault(boundary, {"forward": 0.0, "backward": 0.0})[direction] += figure
                         key = (boundary, direction)
                         tokens[key] = tokens.get(key, 0) + node.status.boundary_tokens
         return {
-            boundary: {d: figure / tokens[boundary, d] if tokens[boundary, d] else 0.0 for d, figure in directions.items()}
+            boundary: {d: figure / tokens[boundary, d] if tokens.get((boundary, d)) else 0.0 for d, figure in directions.items()}
             for boundary, directions in sorted(moved.items())
         }
 
     def total(self, figure: str) -> int:
         """The sum of one whole-number field of `NodeStatus` over all nodes."""
         return sum(int(getattr(n.status, figure)) for n in self.nodes.values() if n.status is not None)
+
+
+def _span(points: Sequence[StepPoint]) -> float:
+    """Seconds from the beginning of the first step to when the last one was told."""
+    return max(p.at_s for p in points) - points[0].at_s + points[0].seconds if points else 0.0
