@@ -143,6 +143,8 @@ class SenderChannel:
         data = data.cast("B")
         if len(data) > self._limits.tensor_max_bytes:
             raise LocalProtocolError(f"a tensor has at most {self._limits.tensor_max_bytes} bytes, not {len(data)}")
+        if order >= NO_ORDER:
+            raise LocalProtocolError(f"an order is below 2**63 - 1, which says that nothing is ready, not {order}")
         ready = len(data) if ready_bytes is None else ready_bytes
         if not 0 <= ready <= len(data):
             raise LocalProtocolError(f"{ready} of {len(data)} bytes cannot be ready")

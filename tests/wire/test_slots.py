@@ -337,6 +337,7 @@ def test_misuse_leaves_the_channel_as_it_was() -> None:
         ((b"x" * 64,), whole[:4], {}),
         (KEY, whole[:8:2], {}),
         (KEY, whole[:4], {"order": -1}),
+        (KEY, whole[:4], {"order": NO_ORDER}),
         (KEY, whole[:4], {"tags": (1, 2, 3, 4, 5)}),
         (KEY, whole[:4], {"ready_bytes": 5}),
         (KEY, whole[:4], {"shape": (1,) * 9}),
