@@ -121,7 +121,7 @@ class BatchSection:
 class EvaluationSection:
     """The held-out loss."""
 
-    every: Annotated[int, Bounds(0, 10_000_000), Doc("Steps between held-out losses; the last step always has one. 0 = only that.")]
+    every: Annotated[int, Bounds(0, 10_000_000), Doc("Steps between held-out losses; the last step has one. 0 = only that.")]
     microbatches: Annotated[int, Bounds(1, 65536), Doc("Microbatches of held-out text each time.")]
 
 
