@@ -56,6 +56,7 @@ SILENCE_FLOOR_S, SILENCE_CEILING_S = 30.0, 300.0
 machine that swaps or a laptop that was closed for a moment; the ceiling is for the first steps of a large stage."""
 CLAIM_EVERY_S = 2.0
 ABORT_CALL_S = 5.0
+LEAVE_S = 60.0  # the last held-out microbatches and a snapshot of a large stage; then somebody else's trouble is not ours
 PAUSE_MOST_S = 60.0  # a broken swarm that tries for ever must not keep its machines busy with it
 
 
@@ -140,8 +141,21 @@ class Participant:
                 continue
             self._recorder.emit(e.RunFinished(self._manifest.steps))
             self._roster = None
-            await self.membership.say_and_wait(replace(self.membership.own, state=NodeState.FINISHED, step=self._manifest.steps))
+            await self._leave_together(roster)
             return Outcome(ExitCode.OK, f"the run is complete after {self._manifest.steps} steps")
+
+    async def _leave_together(self, roster: Roster) -> None:
+        """Stay until every member has finished (or is gone): what one of them still needs may be here."""
+        await self.membership.say_and_wait(replace(self.membership.own, state=NodeState.FINISHED, step=self._manifest.steps))
+        with trio.move_on_after(LEAVE_S):
+            while True:
+                changed = self.membership.changed()
+                claims = {peer: claim.state for peer, claim in self.membership.present()}
+                behind = [p for p, _ in roster.members if claims.get(p, NodeState.FINISHED) != NodeState.FINISHED]
+                if not behind:
+                    return
+                self.waits.waiting("for the others to finish", ", ".join(p.short for p in behind))
+                await changed.wait()
 
     async def _pause(self, roster: Roster) -> None:
         """Before the next try: at once after a generation that got on, longer and longer after ones that did not."""

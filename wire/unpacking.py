@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-import msgpack  # type: ignore[import-untyped]
+import msgpack
 
 from wire.errors import Code, RemoteProtocolError
 from wire.limits import DEFAULT_LIMITS
