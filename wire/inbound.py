@@ -173,6 +173,9 @@ class Inbound:
         self._conn.events.append(StreamFinished(stream.id))
         if not quiet:
             self._conn.events.append(stream.readable)
+        if stream.kind is Kind.CHUNKS:  # nobody reads a chunk stream: its end is all there was to read
+            stream.eof_read = True
+            self._conn.forget_if_done(stream)
 
     def _drop(self, number: int, header: memoryview, body: memoryview, size: int) -> None:
         """DATA of a stream that is closed: counted, thrown away, its credit returned at once."""
