@@ -42,6 +42,7 @@ LATER = "tried again later"
 
 SILENT = Cause("silent", "no answer", FIREWALL)
 NO_HANDSHAKE = Cause("no-handshake", "accepted the connection, but no handshake came", f"it is overloaded, or {OTHER_PROGRAM}")
+OUTRUN = Cause("outrun", "slower than another address of the same peer")
 _NO_FILES = Cause("local", "no file descriptors are left here", "raise the limit of open files", code=Code.RESOURCE_LIMIT)
 _FORBIDDEN = Cause("local", "this machine's firewall forbids the connection", "allow it", retryable=False, code=Code.REFUSED)
 

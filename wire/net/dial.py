@@ -30,7 +30,7 @@ import trio
 from wire.address import Address, AddressClass
 from wire.errors import Code, WireError
 from wire.limits import Limits
-from wire.net.causes import Cause, cause_of
+from wire.net.causes import OUTRUN, Cause, cause_of
 
 T = TypeVar("T")
 
@@ -187,25 +187,33 @@ async def race(
     """Run the attempts of a plan; the first that returns wins and the others are cancelled.
 
     Gives the winner's result, or the cause of each failure if all failed.  `discard` gets results that came second, also
-    when this call is cancelled: nothing is left open then.  `failed` is told each failure as it happens.
+    when this call is cancelled: nothing is left open then.  `failed` is told each failure as it happens, and who was outrun.
     """
     won: list[T] = []
     causes: dict[Address, Cause] = {}
     slots = trio.CapacityLimiter(at_once)
 
+    pending: dict[Address, None] = {}  # in the order of their start
+
     async def attempt(address: Address, over: trio.Event) -> None:
         async with slots:
+            pending[address] = None
             try:
                 result = await connect(address)
             except (WireError, OSError, trio.TooSlowError) as error:
                 causes[address] = cause = cause_of(error)
+                del pending[address]
                 failed(address, cause)
                 over.set()
                 return
             if won:
                 discard(result)
-            else:
-                won.append(result)
+                return
+            won.append(result)
+            for other in pending:
+                if other == address:
+                    break
+                failed(other, OUTRUN)  # it had a head start and lost: not first again (FIND-2)
             nursery.cancel_scope.cancel()
 
     try:

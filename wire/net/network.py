@@ -250,11 +250,12 @@ class Net:
 
     # -- from start to end
 
-    async def _start(self, listen: Sequence[Address], nursery: trio.Nursery) -> None:
+    def _start(
+        self, listeners: list[Listener], failures: Sequence[tuple[Address, str]], nursery: trio.Nursery
+    ) -> None:
         self._nursery = nursery
         self.manager.start(nursery)
         admission = Admission(self.limits, self._scope)
-        listeners, failures = await bind_all(self._transport, listen)
         self._listeners = listeners
         self.addresses = tuple(listener.address for listener in listeners)
         for listener in listeners:
@@ -401,9 +402,10 @@ async def open_net(
         transport=transport or TcpTransport(),
         rng=rng or random.Random(os.urandom(16)),
     )
+    listeners, failures = await bind_all(net._transport, listen)
     async with trio.open_nursery() as nursery:
-        await net._start(listen, nursery)
         try:
+            net._start(listeners, failures, nursery)
             yield net
         finally:
             with trio.CancelScope(shield=True):

@@ -74,6 +74,9 @@ class _Side:
         self.posts: dict[int, _Post] = {}
         self.begun: set[int] = set()
         self.over = False
+        self._closing = False  # we want no more
+        self._fin_sent = False
+        self._open_streams = {control}  # those whose end the sender has not said
         self._due = False
         self._outbox: deque[bytes] = deque()
         link.session.accept(control)
@@ -85,6 +88,7 @@ class _Side:
             session.refuse(stream, Code.PROTOCOL)
             return
         self.chunks = stream
+        self._open_streams.add(stream)
         session.attach_sink(stream, self)
         session.accept(stream)
         self.link.ends[stream] = _ChunkEnd(self, stream)
@@ -117,8 +121,9 @@ class _Side:
         self._flush()
         for event in self.channel.events():
             self.owner.happened(self, event)
-        if self.channel.open_slots or self.owner.side is not self:
-            self._flush()
+        self._flush()
+        if self._closing and not self._outbox:
+            self._send_fin()
         self.link.kick()
 
     def _flush(self) -> None:
@@ -133,6 +138,28 @@ class _Side:
             self.channel.unpost(inner)
         self.pump()
 
+    def close(self) -> None:
+        """We want no more: withdraw everything, say FIN behind the last Done, and wait for the sender to finish.
+
+        A reset would be quicker and could overtake that Done; the sender would take a delivered tensor for a lost one.
+        """
+        self._closing = True
+        for inner in list(self.posts):
+            self.channel.unpost(inner)
+        self.pump()
+
+    def _send_fin(self) -> None:
+        if not self._fin_sent:
+            self._fin_sent = True
+            self.link.session.send(self.control, b"", fin=True, now=trio.current_time())
+
+    def finished(self, stream: int) -> None:
+        """The sender sends no more on this stream.  When that is true of both, the channel is over here."""
+        self.link.ends.pop(stream, None)
+        self._open_streams.discard(stream)
+        if not self._open_streams:
+            self.end(error_for(Code.CANCELLED, detail="the sender closed the channel"))
+
     # -- StreamEnd of the control stream
 
     def on_readable(self) -> None:
@@ -140,7 +167,9 @@ class _Side:
         try:
             while session.is_live(self.control) and (message := session.read_message(self.control)) is not None:
                 if not message:
-                    self._closed_by_peer()
+                    self.pump()
+                    self._send_fin()
+                    self.finished(self.control)
                     return
                 heard = decode(message, Begin, Drop)
                 if isinstance(heard, Begin):
@@ -150,12 +179,6 @@ class _Side:
             self.link.fail(error)
             return
         self.pump()
-
-    def _closed_by_peer(self) -> None:
-        self.pump()
-        self.link.session.send(self.control, b"", fin=True, now=trio.current_time())
-        self.link.ends.pop(self.control, None)
-        self.end(error_for(Code.CANCELLED, detail="the sender closed the channel"))
 
     def on_writable(self) -> None:
         self.pump()
@@ -175,7 +198,7 @@ class _Side:
         self.owner.side_over(self)
         if self.link.error is None:
             for number in (self.control, self.chunks):
-                if number is not None:
+                if number in self._open_streams:
                     self.link.reset(number)
         self.channel.close(error.code if error.code is not Code.OK else Code.INTERNAL)
         for event in self.channel.events():
@@ -190,9 +213,10 @@ class _ChunkEnd:
         self._number = number
 
     def on_readable(self) -> None:
-        """The sender's FIN: ours goes back, and the stream is forgotten."""
-        self._side.link.ends.pop(self._number, None)
-        self._side.link.session.send(self._number, b"", fin=True, now=trio.current_time())
+        """The sender's FIN: ours goes back, and the session forgets the stream."""
+        if self._side.link.session.is_live(self._number):
+            self._side.link.session.send(self._number, b"", fin=True, now=trio.current_time())
+            self._side.finished(self._number)
 
     def on_writable(self) -> None: ...
 
@@ -223,7 +247,8 @@ class TensorReceiver:
         self.limits = limits
         self.on_chunk: Callable[[ChunkReady], None] | None = None  # bytes of a slot are final; the tensor is not whole yet
         self.on_dropped: Callable[[Dropped], None] | None = None
-        self.side: _Side | None = None
+        self.side: _Side | None = None  # the channel in use
+        self._sides: list[_Side] = []  # with those that finish what was begun on them
         self._forget = forget
         self._next = 0
         self._posts: dict[int, _Post] = {}
@@ -279,11 +304,14 @@ class TensorReceiver:
         return self._ready.popleft()
 
     def close(self) -> None:
-        """End the channel: every posted buffer comes back as `Dropped`, `receive` raises CANCELLED."""
-        error = error_for(Code.CANCELLED, local=True, detail="the receiver was closed")
-        if self.side is not None:
-            self.side.end(error)
-        self.lost(error)
+        """End the channel: every posted buffer comes back as `Dropped`, `receive` raises CANCELLED.
+
+        A buffer into which a chunk is under way comes back after that chunk.  A new receiver may be made at once.
+        """
+        self.lost(error_for(Code.CANCELLED, local=True, detail="the receiver was closed"))
+        self.side = None
+        for side in list(self._sides):
+            side.close()
 
     def _offer(self) -> None:
         side = self.side
@@ -310,6 +338,7 @@ class TensorReceiver:
         """The peer opened one of the channel's two streams."""
         if event.kind is Kind.MESSAGE:
             old, self.side = self.side, _Side(self, link, event.stream)
+            self._sides.append(self.side)
             if old is not None and not old.over:
                 old.retire()
             self._offer()
@@ -351,6 +380,7 @@ class TensorReceiver:
             current.pump()
 
     def side_over(self, side: _Side) -> None:
+        self._sides.remove(side)
         if self.side is side:
             self.side = None
 

@@ -189,9 +189,7 @@ class _Side:
         try:
             while session.is_live(self.control) and (message := session.read_message(self.control)) is not None:
                 if not message:
-                    self.link.ends.pop(self.control, None)
-                    if not self.over:
-                        self.end(error_for(Code.CANCELLED, detail="the receiver closed the channel"))
+                    self._closed_by_receiver()
                     return
                 self.channel.on_message(decode(message, Slot, Unslot, Done))
         except RemoteProtocolError as error:
@@ -199,6 +197,21 @@ class _Side:
             return
         if not self.over:
             self.pump()
+
+    def _closed_by_receiver(self) -> None:
+        """It wants no more.  What it has acknowledged stands; the rest is cancelled, and we finish both streams."""
+        self.link.ends.pop(self.control, None)
+        if self.over:
+            return
+        self.pump()
+        error = error_for(Code.CANCELLED, detail="the receiver closed the channel")
+        for send in list(self.sends.values()):
+            send.finish(error)
+        self.sends.clear()
+        self._outbox.clear()
+        self.retire()
+        if self.owner.side is self:
+            self.owner.lost(error)
 
     def on_writable(self) -> None:
         if not self.over:
