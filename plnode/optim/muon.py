@@ -4,7 +4,7 @@
 
 where O(D) replaces the singular values of D by values near 1, by five steps of a quintic Newton-Schulz iteration X <- a X + (b
 A + c A^2) X, A = X X^T.  Its coefficients trade convergence for slope at zero (0 -> a^5 = 485 times): singular values above
-about 1e-2 of the Frobenius norm end within 0.68..1.13, not at 1.
+about 1e-2 of the Frobenius norm end within 0.68..1.14, not at 1.
 
 Why not torch's `Muon`: it casts to bf16 before the iteration.  We need the update to commute with a change of basis of the
 weights to the precision of the weights (a transform of a boundary folds weights and momentum), and replicas of one stage on

@@ -23,15 +23,15 @@ def test_singular_values_end_in_the_band_and_vectors_stay(shape: tuple[int, int]
     found = orthogonalise(scale * (u * s @ vh))
     turned = u.T @ found @ vh.T  # diagonal, if the singular vectors are the same
     values = turned.diagonal()
-    assert float(values.min()) > 0.65
-    assert float(values.max()) < 1.25
+    assert float(values.min()) > 0.68
+    assert float(values.max()) < 1.14
     torch.testing.assert_close(turned, torch.diag(values), rtol=0, atol=1e-10)
 
 
 def test_without_the_iteration_singular_values_are_not_in_the_band() -> None:
     """Control: normalising alone leaves them spread."""
     m = matrix(32, 32)
-    assert float(torch.linalg.svdvals(m / torch.linalg.matrix_norm(m)).max()) < 0.65
+    assert float(torch.linalg.svdvals(m / torch.linalg.matrix_norm(m)).max()) < 0.5
 
 
 def test_it_commutes_with_an_orthogonal_change_of_basis_in_the_precision_of_the_weights() -> None:
