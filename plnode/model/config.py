@@ -6,7 +6,7 @@ against the real thing (parameters against the built module, bytes against what 
 FLOPs count multiply and add apart.  A matrix of p parameters costs 2p a token forward and 4p backward (gradient of its input
 and of itself): Kaplan et al., arXiv 2001.08361, section 2.1.  Attention's two products cost 4 x (query width) x (keys seen) a
 token, where a causal token sees (seq_len + 1) / 2 keys on average (as Kaplan et al.; the PaLM convention, arXiv 2204.02311
-appendix B, counts all of them). Norms, rotations and the softmax are left out: they are memory traffic, about 1 % of the
+appendix B, counts all of them). Norms, rotations and the softmax are left out: they are memory traffic rather than
 arithmetic.
 
 `dtype` is the type that activations have and that products are computed in.  Weights, gradients and optimizer state of a bf16
