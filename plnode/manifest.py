@@ -50,7 +50,7 @@ class ManifestError(KeyProblem):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSection:
-    """The decoder.  Sizes in elements; `dtype` is that of weights and activations."""
+    """The decoder.  Sizes in elements."""
 
     vocab: Annotated[int, Bounds(2, 1 << 20), Doc("Tokens in the vocabulary. Must be what the tokenizer has.")]
     dim: Annotated[int, Bounds(4, 1 << 16), Doc("Width of the residual stream; a multiple of heads.")]
@@ -61,7 +61,7 @@ class ModelSection:
     seq_len: Annotated[int, Bounds(2, 1 << 20), Doc("Tokens a sequence.")]
     rope_theta: Annotated[float, Bounds(1.0, 1e9), Doc("Base of the rotary position embedding.")]
     norm_eps: Annotated[float, Bounds(0.0, 1e-2, above=True), Doc("Added to the mean square in RMSNorm.")]
-    dtype: Annotated[str, OneOf(("fp32", "fp64", "bf16")), Doc("Of weights and activations.")]
+    dtype: Annotated[str, OneOf(("fp32", "fp64", "bf16")), Doc("Of products and boundaries. bf16 keeps weights, gradients and optimizer state in fp32.")]
     tokenizer: Annotated[str, Hex(64), Doc("SHA-256 of the tokenizer file.")]
 
 
@@ -144,7 +144,7 @@ class DataSection:
     """What is trained on."""
 
     corpus: Annotated[str, OneOf(("kjv",)), Doc("kjv: the King James Bible, shipped with the package.")]
-    sha256: Annotated[str, Hex(64), Doc("SHA-256 of the corpus text.")]
+    sha256: Annotated[str, Hex(64), Doc("SHA-256 of the corpus, as tokens.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import tempfile
@@ -36,12 +37,12 @@ class _Outcome:
 @click.command("demo")
 @click.option("--stages", default=3, show_default=True, type=click.IntRange(1, 64), help="Stages that the model is cut into.")
 @click.option("--replicas", default=2, show_default=True, type=click.IntRange(1, 16), help="Nodes a stage.")
-@click.option("--steps", default=150, show_default=True, type=click.IntRange(1), help="Optimizer steps.")
+@click.option("--steps", default=200, show_default=True, type=click.IntRange(1), help="Optimizer steps.")
 @click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Seed of weights and order of samples.")
 @click.option("--threads", default=1, show_default=True, type=click.IntRange(1, 64), help="Threads a node.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Another value in the manifest, e.g. model.dim=64.")
 @click.option("--prompt", default=PROMPT, show_default=True, help="What the trained model continues at the end.")
-@click.option("--out", metavar="DIR", type=Path, help="Keep report, logs and snapshots here (default: nothing is kept).")
+@click.option("--out", metavar="DIR", type=Path, help="Keep report, logs and snapshots here (default: only the report, in demo-report).")
 @click.option("--patience", default=240.0, show_default=True, type=click.FloatRange(1), help="Seconds without progress allowed.")
 @click.option("--json", "as_json", is_flag=True, help="The final figures as one JSON object on the last line of stdout.")
 def command(
@@ -112,12 +113,17 @@ async def _demo(
         console.print(line, markup=False)
     if result["sample"] is not None:
         console.print(f"the model continues:\n  {' '.join(result['sample'].split())}", markup=False, soft_wrap=True)
-    if keep:
-        for path in write_report(root / "report", view, result):
-            console.print(f"wrote {path}", markup=False, soft_wrap=True)
+    for path in write_report(root / "report" if keep else _free("demo-report"), view, result):
+        console.print(f"wrote {path}", markup=False, soft_wrap=True)
     if as_json:
         click.echo(json.dumps(result))
     return _Outcome(ExitCode.OK, "finished")
+
+
+def _free(name: str) -> Path:
+    """`name` in the current folder, or `name-2`, ...: a report never replaces an earlier one."""
+    paths = (Path(name if number == 1 else f"{name}-{number}").absolute() for number in itertools.count(1))
+    return next(path for path in paths if not path.exists())
 
 
 @contextmanager

@@ -55,11 +55,11 @@ def test_plan_in_a_table_and_in_json(tmp_path: Path, capsys: Captured) -> None:
     capsys.readouterr()
     assert main(["run", "plan", str(tmp_path / "r" / "run.toml")]) == 0
     table = capsys.readouterr().out
-    assert "embed+0-2" in table
+    assert "embed+0-1" in table
     assert "+head" in table
     assert main(["run", "plan", str(tmp_path / "r" / "run.signed"), "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert sum(plan["split"]) == 6
+    assert sum(plan["split"]) == 5
     assert len({len(line) for line in table.splitlines()[1:5]}) == 1  # aligned
 
 

@@ -30,7 +30,7 @@ def test_the_written_manifest_is_read_and_equals_its_values() -> None:
     manifest = Manifest.parse(render(values).encode())
     assert manifest.model.dim == values["model"]["dim"]
     assert manifest.stages.split is None
-    assert manifest.batch.tokens == 16 * 4 * 128
+    assert manifest.batch.tokens == 8 * 4 * 128
     assert manifest.tokens_per_microbatch == 512
     assert tomllib.loads(render(values)) == values
 
@@ -65,15 +65,15 @@ def test_every_key_stands_in_the_written_manifest_with_a_comment() -> None:
         (('name = "a new run"', 'name = "a\\u001bnew"'), "name", "printable", "\\x1b"),
         (("[sync]", "[synch]"), "synch", 'perhaps "sync"', "an unknown key"),
         (("# split = ...", "split = [2, 2]"), "stages.split", "3 entries", "2 entries"),
-        (("# split = ...", "split = [2, 2, 1]"), "stages.split", "a sum of model.layers = 6", "a sum of 5"),
-        (("# split = ...", "split = [6, 0, 0]"), "stages.split", "at least one layer", "[6, 0, 0]"),
+        (("# split = ...", "split = [2, 2, 2]"), "stages.split", "a sum of model.layers = 5", "a sum of 6"),
+        (("# split = ...", "split = [5, 0, 0]"), "stages.split", "at least one layer", "[5, 0, 0]"),
         (("# split = ...", 'split = [2, "2", 2]'), "stages.split[1]", "a whole number", '"2"'),
         (("# split = ...", "split = 2"), "stages.split", "a list of whole numbers", "2"),
         (("heads = 4", "heads = 3"), "model.dim", "a multiple of model.heads = 3", "128"),
         (("kv_heads = 2", "kv_heads = 3"), "model.kv_heads", "a divisor of model.heads = 4", "3"),
         (("heads = 4", "heads = 128"), "model.dim", "an even width of a head", "128 / 128"),
-        (("count = 3", "count = 7"), "stages.count", "at most model.layers = 6", "7"),
-        (("tokens = 8192", "tokens = 8193"), "batch.tokens", "8192 = 16 microbatches", "8193"),
+        (("count = 3", "count = 7"), "stages.count", "at most model.layers = 5", "7"),
+        (("tokens = 4096", "tokens = 4097"), "batch.tokens", "4096 = 8 microbatches", "4097"),
         (("warmup_steps = 10", "warmup_steps = 300"), "optimizer.warmup_steps", "less than steps = 300", "300"),
         (('[boundary]', '[boundary]\n# x'), "", "", ""),
     ],
