@@ -116,7 +116,7 @@ class Link:
         self.dialled: Address | None = None  # where we reached the peer
         self.bytes_in = 0
         self.bytes_out = 0
-        self.established_at = trio.current_time()
+        self._used_at = trio.current_time()  # the last time a stream was opened
         self.limits = limits
         self._owner: Owner | None = None
         self._leftover = leftover
@@ -135,6 +135,11 @@ class Link:
         return self.goodbye is not None or self._over
 
     # -- towards streams
+
+    def attach(self, stream: int, end: StreamEnd) -> None:
+        """From now on `end` hears of that stream."""
+        self.ends[stream] = end
+        self._used_at = trio.current_time()
 
     def kick(self) -> None:
         """Send what the session has ready as far as the pipe takes it now; the writer does the rest.  Never blocks or raises."""
@@ -323,8 +328,7 @@ class Link:
             now = trio.current_time()
             session.tick(now)
             self._dispatch()
-            idle_since = session.idle_since()
-            if idle_since is not None and now - idle_since >= self.limits.idle_connection_s:
+            if not self.ends and session.idle_since() is not None and now - self._used_at >= self.limits.idle_connection_s:
                 self.goaway(Code.IDLE)
             self.kick()
 
@@ -389,7 +393,7 @@ class Link:
             if self._owner is not None:
                 self._owner.on_goaway(self, event)
         elif isinstance(event, SessionClosed):
-            self.fail(event.error or error_for(Code.SHUTDOWN, detail="the connection was closed"))
+            self.fail(event.error or self.goodbye or error_for(Code.SHUTDOWN, detail="the connection was closed"))
         else:
             assert isinstance(event, RttMeasured)  # the session keeps the figures
             if self._pong is not None:

@@ -359,7 +359,7 @@ class Peer:
         known = key in self._unclaimed
         waiting = _Unclaimed(self, link, event)
         self._unclaimed.setdefault(key, []).append(waiting)
-        link.ends[event.stream] = waiting
+        link.attach(event.stream, waiting)
         if not known and service.handler is not None and self._nursery is not None:
             self._nursery.start_soon(self._announce, service.handler, event)
 

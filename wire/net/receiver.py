@@ -80,7 +80,7 @@ class _Side:
         self._due = False
         self._outbox: deque[bytes] = deque()
         link.session.accept(control)
-        link.ends[control] = self
+        link.attach(control, self)
 
     def take_chunks(self, stream: int) -> None:
         session = self.link.session
@@ -91,7 +91,7 @@ class _Side:
         self._open_streams.add(stream)
         session.attach_sink(stream, self)
         session.accept(stream)
-        self.link.ends[stream] = _ChunkEnd(self, stream)
+        self.link.attach(stream, _ChunkEnd(self, stream))
 
     def post(self, post: _Post) -> None:
         post.inner = self.channel.post(post.buffer, post.key)

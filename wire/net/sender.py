@@ -113,9 +113,9 @@ class _Side:
         now = trio.current_time()
         session = link.session
         self.control = session.open_stream(Kind.MESSAGE, owner.protocol, 1, meta=owner.name, now=now)
-        link.ends[self.control] = self
+        link.attach(self.control, self)
         self.chunks = session.open_stream(Kind.CHUNKS, owner.protocol, owner.cls, meta=owner.name, now=now)
-        link.ends[self.chunks] = _ChunkEnd(self)
+        link.attach(self.chunks, _ChunkEnd(self))
         session.attach_source(self.chunks, self.channel, owner.cls)
         link.kick()
 

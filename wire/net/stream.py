@@ -55,7 +55,7 @@ class StreamTask:
         self._fin_sent = False
         self._fin_read = False
         self._kept: deque[bytes] = deque()  # what had arrived when the connection ended; b"" is the peer's end
-        link.ends[number] = self
+        link.attach(number, self)
 
     # -- StreamEnd: called by the link
 
@@ -136,7 +136,8 @@ class StreamTask:
         if self._fin_read:
             self._forget()
         else:
-            drain = self._link.ends[self.number] = _Drain(self._link, self.number, self)
+            drain = _Drain(self._link, self.number, self)
+            self._link.attach(self.number, drain)
             drain.on_readable()
         self._link.kick()
 
