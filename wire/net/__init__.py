@@ -1,6 +1,7 @@
 """The only room with sockets: connections, dialling, listening, seeds, and the facade `open_net`."""
 
 from wire.events import Kind
+from wire.net.bytestream import ByteStream
 from wire.net.causes import Cause
 from wire.net.dial import DialFailed
 from wire.net.listen import BindFailed
@@ -16,11 +17,12 @@ from wire.net.netevents import (
 )
 from wire.net.network import Net, Traffic, open_net
 from wire.net.peer import Peer, PeerStats
+from wire.net.ready import ReadyBytes
 from wire.net.receiver import Dropped, Received, TensorReceiver
 from wire.net.seedlist import SeedEntry, SeedList, SeedListError
 from wire.net.seeds import SeedState, SeedStatus
-from wire.net.sender import ReadyBytes, TensorSender
-from wire.net.stream import ByteStream, MessageStream
+from wire.net.sender import TensorSender
+from wire.net.stream import MessageStream
 from wire.net.transport import Listener, Pipe, PipeInfo, TcpTransport, Transport
 
 __all__ = [

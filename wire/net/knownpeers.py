@@ -6,15 +6,22 @@ file that cannot be read or makes no sense is complained of once and ignored: lo
 
 from __future__ import annotations
 
+import logging
 import os
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import trio
 
+from wire.errors import WireError
+from wire.identity import PeerId
 from wire.limits import Limits
 from wire.net.book import FILE_MAX_BYTES, PeerBook
+from wire.net.peer import Peer
+
+log = logging.getLogger("wire.net")
 
 
 class KnownPeers:
@@ -62,3 +69,25 @@ class KnownPeers:
         while True:
             await trio.sleep(self._limits.known_peers_write_s)
             self.write(complain)
+
+    async def dial_some(
+        self,
+        delay_s: float,
+        peers: Callable[[], Sequence[Peer]],
+        connect: Callable[[PeerId], Awaitable[Peer]],
+        rng: random.Random,
+    ) -> None:
+        """After `delay_s`, if nobody is connected: dial four random ones.  That the others fail is no news."""
+
+        async def one(peer_id: PeerId) -> None:
+            try:
+                await connect(peer_id)
+            except WireError as error:
+                log.debug("known peer %s: %s", peer_id, error)
+
+        await trio.sleep(delay_s)
+        if peers():
+            return
+        async with trio.open_nursery() as nursery:
+            for peer_id in self._book.candidates(self._limits.known_peers_dialled, time.time(), rng):
+                nursery.start_soon(one, peer_id)

@@ -13,8 +13,8 @@ What costs time in such a design is task switches, about 15 us each in trio, aga
 * A task that waits for a stream is rescheduled directly by the event; no queue, no condition variable, no notifier task.
 * The reader goes on reading while data is there and yields after 1 MiB or 2 ms, whichever comes first.
 
-Buffers: 1 MiB holds four largest records (256 KiB), so one partial record in eight bytes read is moved to the front on average.
-The buffer exists only after authentication; before, `upgrade.py` holds 16 KiB.
+Buffers: 1 MiB holds four largest records (256 KiB), so one byte in eight is part of a partial record and moved to the front.  The
+buffer exists only after authentication; before, `upgrade.py` holds 16 KiB.
 
 Who hears what: `Owner` (the manager) hears of the connection, a `StreamEnd` hears of its stream.  All these calls are made
 synchronously from the reader, the writer or a sender's own task: they may call the session and `kick`, and must not block.
@@ -57,8 +57,7 @@ YIELD_S = 0.002
 # One pull of the writer, and what one caller may seal inline.  64 KiB takes ~50 us to seal and send.
 PULL_BYTES = 256 * 1024
 INLINE_BYTES = 64 * 1024
-# How long a close waits for the peer to read our reason.  Not a protocol matter: the reason is a courtesy.
-LINGER_S = 1.0
+LINGER_S = 1.0  # a close waits so long for the peer to read our reason, which is a courtesy
 
 
 class StreamEnd(Protocol):

@@ -270,7 +270,8 @@ class Net:
         nursery.start_soon(self._renew)
         nursery.start_soon(self._exchange.run)
         nursery.start_soon(self._known_peers.write_regularly, self._complain)
-        nursery.start_soon(self._dial_known)
+        delay_s = 0.0 if self._keeper is None else self.limits.known_peers_delay_s
+        nursery.start_soon(self._known_peers.dial_some, delay_s, self.peers, self.connect, self._rng)
         if self._keeper is not None:
             self.seed_states = self._keeper.states
             nursery.start_soon(self._keeper.run)
@@ -281,22 +282,6 @@ class Net:
         await self.manager.close(grace_s=GOODBYE_S)
         self._known_peers.write(self._complain)
         self._announcer.close()
-
-    async def _dial_known(self) -> None:
-        """Beside the seeds, or without any: a few peers that were reached before (FIND-3)."""
-        if self._keeper is not None:
-            await trio.sleep(self.limits.known_peers_delay_s)
-        if self.manager.peers:
-            return
-        for peer_id in self.book.candidates(self.limits.known_peers_dialled, time.time(), self._rng):
-            assert self._nursery is not None
-            self._nursery.start_soon(self._try, peer_id)
-
-    async def _try(self, peer_id: PeerId) -> None:
-        try:
-            await self.connect(peer_id)
-        except WireError as error:
-            log.debug("known peer %s: %s", peer_id, error)
 
     # -- our own record
 

@@ -30,11 +30,12 @@ from wire.events import GoAwayReceived, HelloReceived, Kind, StreamOpened
 from wire.identity import PeerId
 from wire.limits import Limits
 from wire.messages import Key, SessionHello, decode, encode
+from wire.net.bytestream import ByteStream
 from wire.net.link import Link
 from wire.net.receiver import TensorReceiver
 from wire.net.sender import TensorSender
 from wire.net.services import Service, Services, TensorService
-from wire.net.stream import ByteStream, MessageStream
+from wire.net.stream import MessageStream
 from wire.tensor import Expectation
 
 log = logging.getLogger("wire.net")

@@ -29,33 +29,13 @@ from wire.events import Kind
 from wire.limits import Limits
 from wire.messages import Done, Key, Slot, Unslot, decode, encode
 from wire.net.link import Link
+from wire.net.ready import ReadyBytes
 from wire.sending import SendEnded, SenderChannel
 from wire.tensor import DType
 
 # A peer that has just met us may not have got round to making its receiver: opened again after 50 ms, then ever more rarely.
 REOPEN_MIN_S = 0.05
 REOPEN_MAX_S = 2.0
-
-
-class ReadyBytes:
-    """How much of a buffer may be sent already.  The producer calls `advance` on the event loop, the channel listens."""
-
-    __slots__ = ("_listener", "ready_bytes")
-
-    def __init__(self, ready_bytes: int = 0) -> None:
-        self.ready_bytes = ready_bytes
-        self._listener: Callable[[int], None] | None = None
-
-    def advance(self, ready_bytes: int) -> None:
-        """The first `ready_bytes` are final.  It may not fall."""
-        if ready_bytes < self.ready_bytes:
-            raise LocalProtocolError(f"ready bytes fall from {self.ready_bytes} to {ready_bytes}")
-        self.ready_bytes = ready_bytes
-        if self._listener is not None:
-            self._listener(ready_bytes)
-
-    def listen(self, listener: Callable[[int], None] | None) -> None:
-        self._listener = listener
 
 
 class _Send:
@@ -218,7 +198,6 @@ class _Side:
             self.pump()
 
     def on_accepted(self) -> None: ...
-
     def on_pipe_end(self) -> None:
         self.on_readable()  # a last Done may lie there
 
@@ -251,9 +230,7 @@ class _ChunkEnd:
         self._side.link.ends.pop(self._side.chunks, None)  # the receiver's FIN
 
     def on_writable(self) -> None: ...
-
     def on_accepted(self) -> None: ...
-
     def on_pipe_end(self) -> None: ...
 
     def on_reset(self, error: WireError) -> None:

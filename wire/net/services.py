@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, TypeVar
 from wire.delivered import DeliveredKeys
 from wire.errors import Code, LocalProtocolError
 from wire.messages import decode, encode
-from wire.net.stream import ByteStream, MessageStream
+from wire.net.bytestream import ByteStream
+from wire.net.stream import MessageStream
 
 if TYPE_CHECKING:
     from wire.net.peer import Peer

@@ -1,0 +1,134 @@
+"""Byte streams: a `trio` stream over one stream of a session, for circuits and big downloads.
+
+Bytes are not copied on the way out: the session seals from the caller's memory, so `send_all` returns only when it has let go of
+it, and a cancelled one has the rest copied.  On the way in, a waiting `receive_into` posts its buffer, and records are decrypted
+straight into it.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from wire.events import Kind
+from wire.net.link import Link
+from wire.net.stream import RECEIVE_BYTES, StreamTask
+
+
+class ByteStream(StreamTask, trio.abc.HalfCloseableStream):
+    """Bytes without boundaries: a `trio` stream over one stream of the session, for circuits and big downloads."""
+
+    __slots__ = ("_posted",)
+    kind = Kind.BYTE
+
+    def __init__(self, link: Link, number: int, protocol: str) -> None:
+        super().__init__(link, number, protocol)
+        self._posted = False  # the session holds the buffer of a waiting reader
+
+    def on_pipe_end(self) -> None:
+        if self._posted:
+            self._session.unpost(self.number)
+        super().on_pipe_end()
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Send all of `data`; the buffer is the caller's again afterwards, also after a cancel.
+
+        Nothing is copied: the session seals from `data` itself.  After a cancel an unknown part was sent, so the only sensible
+        next step is `reset` (trio's rule for every stream).
+        """
+        self._check_sender()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        session, number = self._session, self.number
+        view = memoryview(data).cast("B")
+        try:
+            while view:
+                count = session.sendable(number, 1)
+                if count:
+                    session.send(number, view[:count], now=trio.current_time())
+                    view = view[count:]
+                    self._link.kick()
+                else:
+                    await self._wait_sent()
+            while session.unsent(number):
+                await self._wait_sent()
+        except trio.Cancelled:
+            if self._error is None:
+                session.copy_unsent(number)
+            raise
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """Wait until there is credit for a byte."""
+        self._check_sender()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while not self._session.sendable(self.number, 1):
+            await self._wait_sent()
+
+    async def _wait_sent(self) -> None:
+        await self._wait_writable()
+        if self._error is not None:
+            raise self._error
+
+    async def send_eof(self) -> None:
+        """No more from us; receiving goes on.  Idempotent."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if not self._fin_sent:
+            self._check_sender()
+            self._end_sending()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """At least one byte, b"" at the peer's end.  Raises like `MessageStream.receive`.  A cancel loses nothing."""
+        self._check_reader()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while True:
+            data = self._next(max_bytes or RECEIVE_BYTES)
+            if data is not None:
+                self._link.kick()
+                return data
+            await self._wait_readable()
+
+    async def receive_into(self, buffer: memoryview, *, at_least: int = 1) -> int:
+        """Fill the front of `buffer` with at least so many bytes, unless the peer ends before; returns the number of bytes.
+
+        What arrives while this waits is decrypted straight into `buffer`.  After a cancel nothing is lost: the stream has it.
+        """
+        self._check_reader()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        session, number = self._session, self.number
+        filled = 0
+        while filled < at_least:
+            if self._kept or self._error is not None or self._fin_read:
+                data = self._next(len(buffer) - filled)
+                if not data:
+                    break
+                buffer[filled : filled + len(data)] = data
+                filled += len(data)
+                continue
+            count = session.read_into(number, buffer[filled:])
+            if count == 0:
+                self._finished_reading()
+                break
+            if count is not None:
+                filled += count
+                self._link.kick()
+                continue
+            session.post(number, buffer[filled:], at_least=at_least - filled)
+            self._posted = True
+            try:
+                await self._wait_readable()
+            except trio.Cancelled:
+                if self._error is None:
+                    session.unpost(number)
+                raise
+            finally:
+                self._posted = False
+            if self._error is None:
+                filled += session.take_posted(number)
+                self._link.kick()
+        return filled
+
+    def _take(self, max_bytes: int = RECEIVE_BYTES) -> bytes | None:
+        data = self._session.read_bytes(self.number, max_bytes)
+        if data is None:
+            return None
+        if not len(data):
+            self._finished_reading()
+        return bytes(data)
