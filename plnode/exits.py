@@ -11,9 +11,10 @@ what to do about it; anything else that escapes is a fault of this program and k
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 
-__all__ = ["BadInput", "ExitCode", "restart_helps"]
+__all__ = ["BadInput", "ExitCode", "Outcome", "restart_helps"]
 
 
 class ExitCode(IntEnum):
@@ -60,3 +61,11 @@ class BadInput(Exception):
 
     def __str__(self) -> str:
         return f"{self.what}\n  {self.remedy}" if self.remedy else self.what
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a program of ours ended, for the command line; `message` is one line for a person."""
+
+    exit_code: ExitCode
+    message: str

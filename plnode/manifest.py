@@ -61,7 +61,9 @@ class ModelSection:
     seq_len: Annotated[int, Bounds(2, 1 << 20), Doc("Tokens a sequence.")]
     rope_theta: Annotated[float, Bounds(1.0, 1e9), Doc("Base of the rotary position embedding.")]
     norm_eps: Annotated[float, Bounds(0.0, 1e-2, above=True), Doc("Added to the mean square in RMSNorm.")]
-    dtype: Annotated[str, OneOf(("fp32", "fp64", "bf16")), Doc("Of products and boundaries. bf16 keeps weights, gradients and optimizer state in fp32.")]
+    dtype: Annotated[
+        str, OneOf(("fp32", "fp64", "bf16")), Doc("Of products and boundaries. bf16 keeps weights, gradients and optimizer state in fp32.")
+    ]
     tokenizer: Annotated[str, Hex(64), Doc("SHA-256 of the tokenizer file.")]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -21,25 +21,25 @@ import trio
 from plnode.collective.deadline import Deadline
 from plnode.collective.group import Rounds, StageGroup
 from plnode.collective.messages import REDUCE
-from plnode.exits import ExitCode
+from plnode.exits import ExitCode, Outcome
 from plnode.manifest import Manifest, SignedManifest
 from plnode.observe import events as e
+from plnode.observe.progress import Progress
 from plnode.observe.recorder import Recorder
 from plnode.observe.waits import Waits
 from plnode.pipeline.broken import Broken
 from plnode.pipeline.generation import Applied, Generation, Work
 from plnode.pipeline.hops import BOUNDARY
 from plnode.pipeline.ledger import Ledger, StepPlan
+from plnode.pipeline.totals import Totals
 from plnode.plan import plan_run
-from plnode.observe.progress import Progress
 from plnode.settings import Settings
 from plnode.stage.boundary import DenseBoundary
 from plnode.stage.errors import MemoryPlanError, SnapshotError, StageError, StageMemoryError
-from plnode.stage.jobs import Counters
 from plnode.stage.policy import Order
 from plnode.stage.runner import StageRunner, open_runner
 from plnode.stage.snapshots import SnapshotStore
-from plnode.swarm.assignment import Candidate, Need, assign
+from plnode.swarm.assignment import Need, assign, candidates
 from plnode.swarm.claims import NodeState, StageClaim
 from plnode.swarm.membership import Membership, micronats
 from plnode.swarm.messages import ABORT, Abort, Answer
@@ -58,14 +58,6 @@ CLAIM_EVERY_S = 2.0
 ABORT_CALL_S = 5.0
 LEAVE_S = 60.0  # the last held-out microbatches and a snapshot of a large stage; then somebody else's trouble is not ours
 PAUSE_MOST_S = 60.0  # a broken swarm that tries for ever must not keep its machines busy with it
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a node ended, for the command line."""
-
-    exit_code: ExitCode
-    message: str
 
 
 def step_plan(manifest: Manifest, step: int) -> StepPlan:
@@ -88,6 +80,8 @@ class Participant:
         self._identity = identity
         self._recorder = recorder
         self._plans = plan_run(signed.manifest).stages
+        flops = sum(p.flops_per_token for p in self._plans)
+        self._needs = [Need(p.stage, p.flops_per_token / flops, p.least_bytes) for p in self._plans]
         self._job = LanguageModel(signed.manifest)
         self._random = Random(identity.peer_id.raw)
         self._snapshots = SnapshotStore(settings.data_dir, self._run, identity)
@@ -112,10 +106,7 @@ class Participant:
         self._claimed_at = 0.0
         self._fruitless = 0
         self.lost_microbatches = 0
-        self.boundary_sent: dict[str, tuple[int, int]] = {}
-        self.boundary_tokens = 0
-        self.counters = Counters()
-        self.runner: StageRunner | None = None
+        self.totals = Totals(self._manifest.tokens_per_microbatch)
         net.serve_calls(ABORT, Abort, self._on_abort)
         for protocol in (BOUNDARY, REDUCE):
             net.serve_channel(protocol, step_field=0)  # their keys begin with the era
@@ -184,21 +175,16 @@ class Participant:
             self._take_stage(stage, steps)
 
     def _take_stage(self, held: int | None, steps: tuple[int, ...]) -> bool:
-        candidates = [
-            Candidate(
-                peer, claim.memory_bytes, claim.microbatches_per_hour, claim.state == NodeState.ACTIVE,
-                claim.stage if claim.snapshots or claim.state == NodeState.ACTIVE else None, claim.stage,
-            )
-            for peer, claim in self.membership.present()
-        ]  # fmt: skip
-        total = sum(p.flops_per_token for p in self._plans)
-        needs = [Need(p.stage, p.flops_per_token / total, p.least_bytes) for p in self._plans]
-        stage = held if held is not None else assign(candidates, needs, self._manifest.stages.replicas, self._run)[self._net.peer_id]
+        own = self.membership.own
+        stage = held
+        if stage is None:
+            places = assign(candidates(self.membership.present()), self._needs, self._manifest.stages.replicas, self._run)
+            stage = places[self._net.peer_id]
         if stage is None:
             least = min(p.least_bytes for p in self._plans)
             self.waits.waiting("for a stage that fits", f"the smallest needs {least >> 20} MiB, this node has {self._memory >> 20} MiB")
             return False
-        if stage != self.membership.own.stage or self.membership.own.state == NodeState.STARTING:
+        if stage != own.stage or own.state == NodeState.STARTING:
             plan = self._plans[stage]
             self._recorder.emit(e.StageAssigned(stage, plan.first_layer, plan.end_layer, plan.parameters, plan.memory_bytes))
         self._say(state=NodeState.READY, stage=stage, snapshots=steps)
@@ -236,14 +222,13 @@ class Participant:
                 if roster.step:
                     await self._restore(runner, roster.step, stage)
                 self.waits.over()
-                self.runner = runner
                 await self._run_generation(roster, stage, runner, before, after)
         except StageError as failed:
             raise Broken(f"{self._settings.name} (stage {stage}): {failed}", self._net.peer_id, failed=failed) from failed
         finally:
             self._rounds.detach()
-            self._keep_totals()
-            self.generation = self.runner = None
+            self.totals.end()
+            self.generation = None
 
     async def _run_generation(
         self, roster: Roster, stage: int, runner: StageRunner, before: DenseBoundary | None, after: DenseBoundary | None
@@ -269,6 +254,7 @@ class Participant:
                 silence=Deadline(floor_s=SILENCE_FLOOR_S, ceiling_s=SILENCE_CEILING_S),
             )
             self._rounds.attach(group)
+            self.totals.begin(stage, self.generation, runner)
             try:
                 await self.generation.run()
             except Broken as reason:
@@ -410,30 +396,3 @@ class Participant:
             return self.progress.loss
         known = [(c.step, c.loss_micronats) for _, c in self.membership.present() if c.loss_micronats is not None]
         return max(known)[1] / 1e6 if known else None
-
-    # -- figures --------------------------------------------------------------------------------------------------------------------
-    def totals(self) -> tuple[dict[str, tuple[int, int]], int, Counters]:
-        """Since the node started: bytes sent by boundary (forward, backward), tokens of its microbatches, the device's counters."""
-        boundaries, tokens, counters = dict(self.boundary_sent), self.boundary_tokens, self.counters
-        generation, runner = self.generation, self.runner
-        if generation is not None and runner is not None:
-            stage = self.membership.own.stage or 0
-            for name, forward, backward in (
-                (f"{stage}-{stage + 1}", generation.flow.sent_forward_bytes, 0),
-                (f"{stage - 1}-{stage}", 0, generation.flow.sent_backward_bytes),
-            ):
-                if forward or backward:
-                    before = boundaries.get(name, (0, 0))
-                    boundaries[name] = (before[0] + forward, before[1] + backward)
-            tokens += self.ledger.counts.done * self._manifest.tokens_per_microbatch
-            now = runner.counters
-            counters = replace(
-                now,
-                graphs_kept=counters.graphs_kept + now.graphs_kept,
-                graphs_recomputed=counters.graphs_recomputed + now.graphs_recomputed,
-            )
-        return boundaries, tokens, counters
-
-    def _keep_totals(self) -> None:
-        self.boundary_sent, self.boundary_tokens, counters = self.totals()
-        self.counters = Counters(graphs_kept=counters.graphs_kept, graphs_recomputed=counters.graphs_recomputed)

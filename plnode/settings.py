@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from wire.address import Address, Scope
-
 from plnode.exits import BadInput
 from plnode.typed_toml import Bounds, Doc, KeyProblem, OneOf, Refusal, Text, read_table, schema
+from wire.address import Address, Scope
 
 __all__ = ["ENVIRONMENT_PREFIX", "Settings", "SettingsError", "load_settings", "parse_size"]
 

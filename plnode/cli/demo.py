@@ -8,7 +8,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,13 @@ from rich.console import Console
 
 from plnode.cli.run import assignment
 from plnode.cli.service import run_until_signal
-from plnode.exits import ExitCode
+from plnode.exits import ExitCode, Outcome
 from plnode.manifest_text import default_values, shipped_values
 
 __all__ = ["command"]
 
 PROMPT = "And the LORD said unto "
 SAMPLE_TOKENS = 60
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """How the demo ended, for `run_until_signal`."""
-
-    exit_code: ExitCode
-    message: str
 
 
 @click.command("demo")
@@ -83,7 +74,7 @@ def _say_signal(reason: str) -> None:
 
 async def _demo(
     root: Path, values: dict[str, Any], console: Console, threads: int, patience_s: float, prompt: str, as_json: bool, keep: bool
-) -> _Outcome:
+) -> Outcome:
     from plnode.demo.assemble import AssemblyError, continuation
     from plnode.demo.report import figures, last_words, write_report
     from plnode.demo.screen import opened_screen
@@ -101,14 +92,14 @@ async def _demo(
         click.echo(f"plnode demo: {failed}", err=True)
         if keep:
             click.echo(f"  logs: {root / 'logs'}", err=True)
-        return _Outcome(failed.code, str(failed))
+        return Outcome(failed.code, str(failed))
     result = figures(view, unigram_loss=job.unigram_loss, run_id=signed.run_id.hex())
     try:
         sealed = signed.manifest.weights == "sealed"
         result["sample"] = None if sealed else continuation(job, view.snapshots, prompt, SAMPLE_TOKENS)
     except AssemblyError as problem:
         click.echo(f"plnode demo: the model could not be put together: {problem}", err=True)
-        return _Outcome(ExitCode.INTERNAL, str(problem))
+        return Outcome(ExitCode.INTERNAL, str(problem))
     for line in last_words(result):
         console.print(line, markup=False)
     if result["sample"] is not None:
@@ -117,7 +108,7 @@ async def _demo(
         console.print(f"wrote {path}", markup=False, soft_wrap=True)
     if as_json:
         click.echo(json.dumps(result))
-    return _Outcome(ExitCode.OK, "finished")
+    return Outcome(ExitCode.OK, "finished")
 
 
 def _free(name: str) -> Path:

@@ -22,26 +22,17 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 import trio
 
+from plnode.exits import Outcome
 from plnode.observe.pump import LinePump
 from plnode.observe.recorder import HumanLines, JsonLines, Recorder, Sink
 
-__all__ = ["Outcome", "exit_with_stdin", "opened_recorder", "run_until_signal"]
+__all__ = ["exit_with_stdin", "opened_recorder", "run_until_signal"]
 
 # Goodbyes on open connections take a round trip, a job on the device some seconds; 10 s is also what `docker stop` waits.
 PATIENCE_S = 10.0
-
-
-class Outcome(Protocol):
-    """What a program's coroutine returns (`plnode.node.Outcome`)."""
-
-    @property
-    def exit_code(self) -> int: ...
-    @property
-    def message(self) -> str: ...
 
 
 @contextmanager

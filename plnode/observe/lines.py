@@ -18,7 +18,7 @@ LEVELS: dict[type[e.Event], str] = {
     e.SeedState: "info",
     e.PeerSeen: "info",
     e.PeerLost: "info",
-    e.Waiting: "warning",
+    e.Waiting: "info",
     e.WaitingOver: "info",
     e.StageAssigned: "info",
     e.RunStarted: "info",

@@ -14,9 +14,10 @@ joiners of one moment spread out.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from plnode.swarm.claims import NodeState, StageClaim
 from wire.identity import PeerId
 
 
@@ -42,12 +43,27 @@ class Candidate:
     claimed: int | None
 
 
-def assign(candidates: Sequence[Candidate], needs: Sequence[Need], replicas: int, run: bytes) -> dict[PeerId, int | None]:
+def candidates(present: Iterable[tuple[PeerId, StageClaim]]) -> list[Candidate]:
+    """The nodes as their claims describe them.  Who is active or holds a snapshot is bound to its stage."""
+    return [
+        Candidate(
+            peer=peer,
+            memory_bytes=claim.memory_bytes,
+            speed=claim.microbatches_per_hour,
+            active=claim.state == NodeState.ACTIVE,
+            fixed=claim.stage if claim.snapshots or claim.state == NodeState.ACTIVE else None,
+            claimed=claim.stage,
+        )
+        for peer, claim in present
+    ]
+
+
+def assign(nodes: Sequence[Candidate], needs: Sequence[Need], replicas: int, run: bytes) -> dict[PeerId, int | None]:
     """The stage of every candidate; None for one whose memory fits no stage."""
     members: dict[int, int] = {need.stage: 0 for need in needs}
     speeds: dict[int, float] = {need.stage: 0.0 for need in needs}
     by_stage = {need.stage: need for need in needs}
-    usual = sorted(c.speed for c in candidates if c.speed > 0)
+    usual = sorted(c.speed for c in nodes if c.speed > 0)
     default_speed = float(usual[len(usual) // 2]) if usual else 1.0
     result: dict[PeerId, int | None] = {}
 
@@ -62,7 +78,7 @@ def assign(candidates: Sequence[Candidate], needs: Sequence[Need], replicas: int
         rank = 0 if settled and candidate.active else 1 if settled else 2 if candidate.claimed is not None else 3
         return rank, candidate.peer
 
-    for candidate in sorted(candidates, key=standing):
+    for candidate in sorted(nodes, key=standing):
         fits = [s for s, need in by_stage.items() if need.memory_bytes <= candidate.memory_bytes]
         if candidate.fixed in by_stage:
             put(candidate, candidate.fixed)

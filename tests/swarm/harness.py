@@ -15,12 +15,12 @@ import torch
 import trio
 from safetensors.torch import load_file
 
+from plnode.exits import Outcome
 from plnode.manifest import SignedManifest, sign
 from plnode.manifest_text import default_values, render, shipped_values
 from plnode.node import run_node, run_seed
 from plnode.observe import events as e
 from plnode.observe.recorder import Recorder
-from plnode.participant import Outcome
 from plnode.settings import Settings
 from wire.address import Address, Scope
 from wire.identity import Identity
@@ -42,7 +42,7 @@ TINY: dict[str, Any] = {
 }
 
 
-def manifest(changes: Mapping[str, Any] = {}) -> SignedManifest:  # noqa: B006 - read only
+def manifest(changes: Mapping[str, Any] = {}) -> SignedManifest:
     """A signed manifest of a tiny run."""
     toml = render(default_values({**shipped_values(), **TINY, **changes})).encode()
     return SignedManifest.open(sign(Identity.generate(), toml))

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from plnode.manifest import SignedManifest
 from plnode.observe import events as e
 from plnode.workload.lm import LanguageModel
 from plnode.workload.reference import ReferenceTrainer
 from tests.swarm.harness import manifest, train
-from plnode.manifest import SignedManifest
 
 
 def alone(signed: SignedManifest) -> tuple[ReferenceTrainer, list[float]]:
