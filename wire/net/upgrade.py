@@ -8,6 +8,8 @@ keeps, and nothing else; the link's 1 MiB buffer comes afterwards.
 A dialler that met silence is told which silence it was: TCP connected, so a machine is there, but no handshake came
 (`HandshakeTimeout`, FIND-5), which is another thing than no answer at all.
 
+Both sides send their HELLO before they read the other's, so a pipe must hold 8 KiB that nobody has read; a socket holds more.
+
 Whatever goes wrong, the pipe is closed when `upgrade` raises.  A refusal that the handshake has made ready is sent first, if the
 pipe takes it at once; a stranger gets nothing else.
 """

@@ -14,7 +14,7 @@ from wire.hello import Hello, preferred_ciphers, run_tag
 from wire.identity import Identity
 from wire.limits import DEFAULT_LIMITS
 from wire.messages import Want
-from wire.net import Net, Peer
+from wire.net import ByteStream, MessageStream, Net, Peer
 from wire.net.transport import TcpTransport, send_all
 from wire.noise import Cipher
 
@@ -290,7 +290,6 @@ async def test_a_cut_in_mid_message_raises_and_never_reads_as_an_end(end: str) -
     """WIRE-7: a message comes whole or not at all; the loss raises with its cause."""
     from wire.errors import ConnectionLost
     from wire.messages import OpenBody, encode
-    from wire.net.stream import ByteStream, MessageStream
 
     outcome: list[object] = []
     done = trio.Event()

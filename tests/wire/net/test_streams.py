@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 import trio
@@ -130,7 +130,8 @@ async def test_a_reset_is_never_an_end(autojump_clock: Clock) -> None:
     async with served(resets) as (_, _, peer):
         for kind in (Kind.MESSAGE, Kind.BYTE):
             stream = await peer.open("p", kind, 1 if kind is Kind.MESSAGE else 3)
-            await (stream.send(b"a") if isinstance(stream, MessageStream) else stream.send_all(b"a"))
+            with suppress(StreamReset):  # a byte stream waits for its buffer to leave: the reset may come first
+                await (stream.send(b"a") if isinstance(stream, MessageStream) else stream.send_all(b"a"))
             for _ in range(2):
                 with pytest.raises(StreamReset) as reset:
                     await (stream.receive() if isinstance(stream, MessageStream) else stream.receive_some())
