@@ -19,8 +19,7 @@ norm does not see.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import overload
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -44,40 +43,32 @@ def orthogonalise(matrix: Tensor) -> Tensor:
     return (x.T if tall else x).to(matrix.dtype)
 
 
-class Muon(torch.optim.Optimizer):
+class Muon:
     """For two-dimensional parameters.  State: `momentum_buffer` like the parameter, present from the start.
 
-    Raises ValueError for a parameter that is not a matrix.
+    No subclass of torch's `Optimizer`, for the reason given in `adamw.py`.  Raises ValueError for a parameter that is not a matrix.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.ndim != 2:
-                    raise ValueError(f"Muon is for matrices, not for shape {tuple(parameter.shape)}")
-                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        self.lr = lr
+        self._momentum = momentum
+        self._decay = weight_decay
+        self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
+        for parameter in params:
+            if parameter.ndim != 2:
+                raise ValueError(f"Muon is for matrices, not for shape {tuple(parameter.shape)}")
+            self.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self) -> None:
         """Update every parameter that has a gradient; gradients are left as they are."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            lr, beta = group["lr"], group["momentum"]
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                buffer: Tensor = self.state[parameter]["momentum_buffer"]
-                buffer.lerp_(parameter.grad, 1.0 - beta)
-                direction = orthogonalise(parameter.grad.lerp(buffer, beta))
-                rows, columns = parameter.shape
-                parameter.mul_(1.0 - lr * group["weight_decay"])
-                parameter.add_(direction, alpha=-lr * math.sqrt(max(1.0, rows / columns)))
-        return loss
+        beta = self._momentum
+        for parameter, state in self.state.items():
+            if parameter.grad is None:
+                continue
+            buffer = state["momentum_buffer"]
+            buffer.lerp_(parameter.grad, 1.0 - beta)
+            direction = orthogonalise(parameter.grad.lerp(buffer, beta))
+            rows, columns = parameter.shape
+            parameter.mul_(1.0 - self.lr * self._decay)
+            parameter.add_(direction, alpha=-self.lr * math.sqrt(max(1.0, rows / columns)))

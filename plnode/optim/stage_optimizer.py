@@ -19,12 +19,13 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from plnode.optim.adamw import AdamW
 from plnode.optim.config import OptimConfig
 from plnode.optim.muon import Muon
 from plnode.optim.schedule import lr_ratio
 
-# State of one parameter, by the key under which its torch optimizer holds it.
-_KEYS = {torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"), Muon: ("momentum_buffer",)}
+# State of one parameter, by the key under which its optimizer holds it.
+_KEYS = {AdamW: ("step", "exp_avg", "exp_avg_sq"), Muon: ("momentum_buffer",)}
 
 
 def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
@@ -48,22 +49,13 @@ class StageOptimizer:
         taken = {id(p) for p in hidden}
         rest = [p for p in self._parameters.values() if id(p) not in taken]
         # (optimizer, its peak learning rate)
-        self._optimizers: list[tuple[torch.optim.AdamW | Muon, float]] = []
+        self._optimizers: list[tuple[AdamW | Muon, float]] = []
         if hidden:
             muon = Muon(hidden, config.muon_lr, config.muon_momentum, config.weight_decay)
             self._optimizers.append((muon, config.muon_lr))
         if rest:
-            groups = [
-                {"params": [p for p in rest if p.ndim >= 2], "weight_decay": config.weight_decay},
-                {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
-            ]
-            adamw = torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=config.betas, eps=config.eps)
-            for parameter in rest:  # as torch would on the first step
-                adamw.state[parameter] = {
-                    "step": torch.zeros((), dtype=torch.float32),
-                    "exp_avg": torch.zeros_like(parameter),
-                    "exp_avg_sq": torch.zeros_like(parameter),
-                }
+            matrices, vectors = [p for p in rest if p.ndim >= 2], [p for p in rest if p.ndim < 2]
+            adamw = AdamW([(matrices, config.weight_decay), (vectors, 0.0)], config.lr, config.betas, config.eps)
             self._optimizers.append((adamw, config.lr))
 
     @property
@@ -86,8 +78,7 @@ class StageOptimizer:
             torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._clip, norm)
             ratio = lr_ratio(self._config, step)
             for optimizer, peak in self._optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] = peak * ratio
+                optimizer.lr = peak * ratio
                 optimizer.step()
         self.zero_gradients()
         return float(norm)

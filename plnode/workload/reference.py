@@ -65,12 +65,11 @@ class ReferenceTrainer:
             lr=config.lr,
             betas=config.betas,
             eps=config.eps,
+            fused=True,
         )
-        self._optimizers: list[tuple[torch.optim.Optimizer, float]] = [(adamw, config.lr)]
-        if hidden:
-            matrices = [p for p in self.model.parameters() if id(p) in hidden]
-            muon = Muon(matrices, config.muon_lr, config.muon_momentum, config.weight_decay)
-            self._optimizers.append((muon, config.muon_lr))
+        self._adamw = adamw
+        matrices = [p for p in self.model.parameters() if id(p) in hidden]
+        self._muon = Muon(matrices, config.muon_lr, config.muon_momentum, config.weight_decay)
 
     def train_step(self) -> ReferenceStep:
         """One optimizer step over all its microbatches.  Raises FloatingPointError for a loss or gradient that is not finite."""
@@ -86,11 +85,13 @@ class ReferenceTrainer:
             norms.append(float(torch.nn.utils.clip_grad_norm_(parameters, clip)))
         if not all(map(math.isfinite, [total, *norms])):
             raise FloatingPointError(f"step {self.step}: loss {total}, gradient norms {norms}")
-        for optimizer, peak in self._optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = peak * lr_ratio(job.optim, self.step)
-            optimizer.step()
-            optimizer.zero_grad()
+        ratio = lr_ratio(job.optim, self.step)
+        for group in self._adamw.param_groups:
+            group["lr"] = job.optim.lr * ratio
+        self._muon.lr = job.optim.muon_lr * ratio
+        self._adamw.step()
+        self._muon.step()
+        self.model.zero_grad()
         done = ReferenceStep(self.step, total / job.tokens_per_step, tuple(norms))
         self.step += 1
         return done

@@ -80,20 +80,6 @@ def test_momentum_is_a_decaying_mean_with_a_look_ahead() -> None:
     torch.testing.assert_close(parameter.detach() - before, -orthogonalise(0.25 * g2 + 0.75 * mean))
 
 
-def test_a_closure_is_run_with_gradients() -> None:
-    parameter = nn.Parameter(matrix(3, 3))
-    optimizer = Muon([parameter], lr=0.1)
-
-    def closure() -> float:
-        loss = parameter.square().sum()
-        loss.backward()
-        return float(loss.detach())
-
-    start = float(parameter.detach().square().sum())
-    assert optimizer.step(closure) == start
-    assert float(parameter.detach().square().sum()) < start
-
-
 def test_vectors_are_refused() -> None:
     with pytest.raises(ValueError, match=r"not for shape \(5,\)"):
         Muon([nn.Parameter(torch.zeros(5))], lr=0.1)

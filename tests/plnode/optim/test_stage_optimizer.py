@@ -34,7 +34,7 @@ def test_adamw_equals_a_plain_torch_loop_to_the_bit() -> None:
     optimizer = StageOptimizer(ours.items(), config(), stages=4)
     matrices, vectors = ([p for p in plain.values() if p.ndim == n] for n in (2, 1))
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-    reference = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95), eps=1e-8)
+    reference = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95), eps=1e-8, fused=True)
     for step in range(6):
         give_gradients(ours, step)
         give_gradients(plain, step)

@@ -104,7 +104,8 @@ def zero_loss(referee: ReferenceTrainer) -> None:
 
 
 def frozen_weights(referee: ReferenceTrainer) -> None:
-    referee._optimizers.clear()
+    referee._adamw.param_groups.clear()
+    referee._muon.state.clear()
 
 
 def skipped_step(referee: ReferenceTrainer) -> None:
