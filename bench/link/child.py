@@ -1,9 +1,12 @@
 """A contestant as a process: `python -m bench.link.<file> server` or `client`.
 
 The server's first line is where it is.  The client's first line in is that address, its first out says that it is connected;
-then one line of request, one line of answer, until stdin ends.  How many messages make up the asked-for time is found out here
-before the first stream of each size, by doubling until a batch lasts a fifth of it, which is the warm-up as well; later streams
-of that size go by the rate of the last.
+then one line of request, one line of answer, until stdin ends.  The request `connect` closes the connection and makes a new one:
+what TCP has learnt of the line differs from connection to connection, by a factor of two with bbr on loopback, and a repeat that
+kept its connection would repeat that as well.
+
+How many messages make up the asked-for time is found out here before the first stream of each size, by doubling until a batch
+lasts a fifth of it; later streams of that size go by the rate of the last.
 """
 
 from __future__ import annotations
@@ -64,20 +67,25 @@ async def _serve(competitor: Competitor) -> None:
 async def _client(competitor: Competitor) -> None:
     where = json.loads(await competitor.loop.line())
     counts: dict[int, int] = {}
-    async with competitor.connect(where) as client:
-        _say({"congestion": client.congestion})
-        while line := await competitor.loop.line():
-            request = json.loads(line)
-            match request["measure"]:
-                case "stream":
-                    answer = await _stream(client, counts, request["message_bytes"], request["seconds"])
-                case "round_trips":
-                    answer = await _round_trips(client, request["seconds"])
-                case "handshakes":
-                    answer = await _handshakes(client, request["seconds"])
-                case other:
-                    raise ValueError(f"no such measure: {other}")
-            _say(answer)
+    while True:
+        async with competitor.connect(where) as client:
+            _say({"congestion": client.congestion})
+            while (line := await competitor.loop.line()) and (request := json.loads(line))["measure"] != "connect":
+                _say(await _measure(client, counts, request))
+        if not line:
+            return
+
+
+async def _measure(client: Client, counts: dict[int, int], request: dict[str, Any]) -> dict[str, Any]:
+    match request["measure"]:
+        case "stream":
+            return await _stream(client, counts, request["message_bytes"], request["seconds"])
+        case "round_trips":
+            return await _round_trips(client, request["seconds"])
+        case "handshakes":
+            return await _handshakes(client, request["seconds"])
+        case other:
+            raise ValueError(f"no such measure: {other}")
 
 
 async def _stream(client: Client, counts: dict[int, int], size: int, seconds: float) -> dict[str, Any]:
