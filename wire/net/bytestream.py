@@ -96,6 +96,8 @@ class ByteStream(StreamTask, trio.abc.HalfCloseableStream):
         filled = 0
         while filled < at_least:
             if self._kept or self._error is not None or self._fin_read:
+                if filled and not self._kept:
+                    break  # what came before the loss first; the next call raises
                 data = self._next(len(buffer) - filled)
                 if not data:
                     break
@@ -117,6 +119,8 @@ class ByteStream(StreamTask, trio.abc.HalfCloseableStream):
             except trio.Cancelled:
                 if self._error is None:
                     session.unpost(number)
+                if filled:  # what was taken before this wait comes first the next time
+                    self._kept.appendleft(bytes(buffer[:filled]))
                 raise
             finally:
                 self._posted = False

@@ -255,9 +255,8 @@ class TcpListener:
             try:
                 sock.setblocking(False)
                 return TcpPipe(sock)
-            except OSError:  # the scanner that connected has already left: getpeername fails
+            except OSError:  # a scanner that has left already has no name any more: nobody waits for an answer
                 sock.close()
-                raise
 
     def close(self) -> None:
         if not self._closed:

@@ -285,10 +285,43 @@ async def test_a_cancelled_receive_into_loses_no_byte(autojump_clock: Clock) -> 
             while len(got) < 1000:
                 with trio.move_on_after(0.7):
                     count = await stream.receive_into(buffer, at_least=120)
+                    assert count
                     got += bytes(buffer[:count])
                     continue
                 got += await stream.receive_some(60)
             assert got == b"".join(bytes([number]) * 50 for number in range(20))
+
+
+async def test_a_cancelled_receive_into_gives_back_what_it_had_taken(autojump_clock: Clock) -> None:
+    """Bytes that were there when it began, bytes that came while it waited: all are read again, in order."""
+    data = bytes(range(250))
+
+    async def talker(peer: Peer, stream: MessageStream | ByteStream) -> None:
+        assert isinstance(stream, ByteStream)
+        await stream.receive_some()
+        await stream.send_all(data[:100])
+        await trio.sleep(2)
+        await stream.send_all(data[100:200])
+        await trio.sleep(2)
+        await stream.send_all(data[200:])
+
+    async with served(talker) as (_, _, peer):
+        stream = await peer.open("p", Kind.BYTE, 3)
+        assert isinstance(stream, ByteStream)
+        async with stream:
+            await stream.send_all(b"go")
+            await trio.sleep(1)
+            buffer = memoryview(bytearray(1000))
+            for _ in range(2):
+                with trio.move_on_after(1) as cancelled:
+                    await stream.receive_into(buffer, at_least=240)
+                assert cancelled.cancelled_caught
+            got = await stream.receive_some(30)
+            with trio.move_on_after(0.1) as cancelled:
+                await stream.receive_into(buffer, at_least=240)
+            assert cancelled.cancelled_caught
+            count = await stream.receive_into(buffer, at_least=250 - len(got))
+            assert got + bytes(buffer[:count]) == data
 
 
 async def test_the_buffer_of_send_all_is_free_afterwards_and_after_a_cancel(autojump_clock: Clock) -> None:
