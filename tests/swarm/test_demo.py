@@ -54,7 +54,7 @@ async def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
         async with process.stdout:
             async for part in process.stdout:
                 said += part
-                if b"step 2/" in said:
+                if b"/100000  loss" in said:
                     break
             nodes = psutil.Process(process.pid).children(recursive=True)
             assert len(nodes) == 5
