@@ -14,8 +14,9 @@ from wire.net.netevents import (
     PeerLost,
     RecordLearned,
     SeedStateChanged,
+    Traffic,
 )
-from wire.net.network import Net, Traffic, open_net
+from wire.net.network import Net, open_net
 from wire.net.peer import Peer, PeerStats
 from wire.net.ready import ReadyBytes
 from wire.net.receiver import Dropped, Received, TensorReceiver

@@ -27,7 +27,7 @@ from typing import TypeVar
 
 import trio
 
-from wire.address import Address, AddressClass
+from wire.address import Address, AddressClass, Scope
 from wire.errors import Code, WireError
 from wire.limits import Limits
 from wire.net.causes import OUTRUN, Cause, cause_of
@@ -106,6 +106,29 @@ class BackOff:
         pause = min(limits.dial_backoff_base_s + BACKOFF_SQUARE_S * found.count**2, limits.dial_backoff_max_s)
         wait_s = found.at + pause - now
         return HeldBack(address, wait_s, found.cause) if wait_s > 0 else None
+
+
+class DialRate:
+    """At most 3 dials a second to one IP address, whoever named it: records must not aim a swarm at a victim.
+
+    Loopback, and private networks in `lan` and `host` scope, are exempt: there the victim would be our own house, and a lab starts
+    in one tick.  Dials over the rate wait their turn.
+    """
+
+    def __init__(self, limits: Limits, scope: Scope) -> None:
+        self._every_s = 1.0 / limits.dials_per_target_per_s
+        self._exempt = {AddressClass.LOOPBACK} if scope is Scope.INTERNET else NEAR
+        self._free_at: dict[str, float] = {}
+
+    def delay_s(self, address: Address, now: float) -> float:
+        """Takes the next place for a dial to this host; how long to wait for it."""
+        if address.scope_class in self._exempt:
+            return 0.0
+        if len(self._free_at) >= MAX_REMEMBERED:
+            self._free_at = {host: at for host, at in self._free_at.items() if at > now}
+        at = max(now, self._free_at.get(address.host, now))
+        self._free_at[address.host] = at + self._every_s
+        return at - now
 
 
 def _key(address: Address) -> str:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
 
 import trio
 
@@ -47,6 +46,7 @@ from wire.events import (
 from wire.identity import PeerId
 from wire.limits import Limits
 from wire.messages import SessionHello
+from wire.net.ends import Owner, StreamEnd
 from wire.net.transport import Pipe, unsent
 from wire.session import Session
 
@@ -58,29 +58,6 @@ YIELD_S = 0.002
 PULL_BYTES = 256 * 1024
 INLINE_BYTES = 64 * 1024
 LINGER_S = 1.0  # a close waits so long for the peer to read our reason, which is a courtesy
-
-
-class StreamEnd(Protocol):
-    """Whoever waits for events of one stream."""
-
-    def on_readable(self) -> None: ...
-    def on_writable(self) -> None: ...
-    def on_accepted(self) -> None: ...
-    def on_pipe_end(self) -> None:
-        """The connection is over and the session about to forget the stream: keep what arrived, `on_reset` follows."""
-        ...
-
-    def on_reset(self, error: WireError) -> None:
-        """Ended in both directions, by the peer or because the connection ended.  Nothing follows."""
-        ...
-
-
-class Owner(Protocol):
-    """Whoever owns connections."""
-
-    def on_opened(self, link: Link, event: StreamOpened) -> None: ...
-    def on_hello(self, link: Link, event: HelloReceived) -> None: ...
-    def on_goaway(self, link: Link, event: GoAwayReceived) -> None: ...
 
 
 class Link:
@@ -175,10 +152,15 @@ class Link:
         if self._over:
             return False
         self._pong = self._pong or trio.Event()
-        self.session.ping(trio.current_time())
-        self.kick()
+        self.ping()
         await self._pong.wait()
         return not self._over
+
+    def ping(self) -> None:
+        """Measure the round trip, or notice that the peer is gone."""
+        if not self._over:
+            self.session.ping(trio.current_time())
+            self.kick()
 
     def discard(self) -> None:
         """Close a connection that nobody took.  Idempotent; nothing happens to one that is running."""
@@ -225,6 +207,7 @@ class Link:
         Never raises what the network or the peer does: that is in `error`.
         """
         self._owner = owner
+        self.ping()  # whoever chooses among peers wants to know how far they are
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:

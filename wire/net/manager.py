@@ -21,13 +21,13 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from wire.address import Address
+from wire.address import Address, Scope
 from wire.errors import Code, ConnectionLost, WireError, error_for
 from wire.events import GoAwayReceived, HelloReceived, StreamOpened
 from wire.identity import PeerId
 from wire.limits import Limits
 from wire.net.causes import Cause
-from wire.net.dial import BackOff, DialFailed, plan_dial, race
+from wire.net.dial import BackOff, DialFailed, DialRate, plan_dial, race
 from wire.net.link import Link
 from wire.net.peer import Peer
 from wire.net.services import Services
@@ -58,7 +58,7 @@ class Manager:
         services: Services,
         limits: Limits,
         *,
-        crowds_allowed: bool,
+        scope: Scope,
         addresses: Callable[[PeerId], Sequence[Address]],
         connected: Callable[[Peer, Link], None],
         lost: Callable[[Peer], None],
@@ -72,7 +72,8 @@ class Manager:
         self._transport = transport
         self._services = services
         self._limits = limits
-        self._crowds_allowed = crowds_allowed  # a swarm on one machine
+        self._crowds_allowed = scope is Scope.HOST  # a swarm on one machine
+        self._rate = DialRate(limits, scope)
         self._addresses = addresses
         self._connected = connected
         self._lost = lost
@@ -99,6 +100,12 @@ class Manager:
     @property
     def links(self) -> int:
         return sum(len(peer.links) for peer in self.peers.values())
+
+    def ping_all(self) -> None:
+        """Find out which connections still live."""
+        for peer in self.peers.values():
+            for link in peer.links:
+                link.ping()
 
     # -- ways in
 
@@ -202,6 +209,7 @@ class Manager:
             return ()
 
     async def _attempt(self, address: Address, expected: PeerId | None) -> Link:
+        await trio.sleep(self._rate.delay_s(address, trio.current_time()))
         with trio.fail_after(self._limits.dial_timeout_s):
             pipe = await self._transport.dial(address)
         return await upgrade(pipe, self._local, initiator=True, expected=expected)

@@ -80,6 +80,14 @@ class Complaint:
 NetEvent = PeerConnected | PeerLost | SeedStateChanged | RecordLearned | Listening | NotListening | Complaint
 
 
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes at the sockets since the start, over all peers that ever were."""
+
+    bytes_in: int
+    bytes_out: int
+
+
 class Announcer:
     """Hands events to every listener.  Never waits."""
 

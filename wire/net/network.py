@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,6 +32,7 @@ from wire.messages import SessionHello, Want
 from wire.net import exchange
 from wire.net.book import PeerBook
 from wire.net.exchange import PeerExchange
+from wire.net.interfaces import descriptor_limit, watch_interfaces
 from wire.net.knownpeers import KnownPeers
 from wire.net.link import Link
 from wire.net.listen import Admission, accept_loop, bind_all
@@ -47,6 +47,7 @@ from wire.net.netevents import (
     PeerLost,
     RecordLearned,
     SeedStateChanged,
+    Traffic,
 )
 from wire.net.ownrecord import OwnRecord
 from wire.net.peer import Peer
@@ -64,14 +65,6 @@ Request = TypeVar("Request")
 GOODBYE_S = 1.0
 # A refused guest tries again after this, or elsewhere at once.
 FULL_RETRY_MS = 5000
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """Bytes at the sockets since the start, over all peers that ever were."""
-
-    bytes_in: int
-    bytes_out: int
 
 
 class Net:
@@ -97,10 +90,10 @@ class Net:
         self.limits = limits
         self.addresses: tuple[Address, ...] = ()
         self.services = Services()
-        self.counts: Counter[str] = Counter()
         self.seed_states: dict[SeedEntry, SeedState] = {}
         self._scope = scope
         self._agent = agent
+        self._inbound_max = min(limits.inbound_connections_max, descriptor_limit() // 4)
         self._transport = transport
         self._rng = rng
         self._boot_id = os.urandom(8)
@@ -127,13 +120,13 @@ class Net:
             transport,
             self.services,
             limits,
-            crowds_allowed=scope is Scope.HOST,
+            scope=scope,
             addresses=self.book.addresses,
             connected=self._on_connected,
             lost=self._on_lost,
             dialled=lambda peer_id, ok: None if ok else self.book.failed(peer_id),
         )
-        self.counts = self.manager.counts
+        self.counts = self.manager.counts  # what happened how often, by kind
         self._exchange = PeerExchange(
             self.book,
             run,
@@ -250,9 +243,7 @@ class Net:
 
     # -- from start to end
 
-    def _start(
-        self, listeners: list[Listener], failures: Sequence[tuple[Address, str]], nursery: trio.Nursery
-    ) -> None:
+    def _start(self, listeners: list[Listener], failures: Sequence[tuple[Address, str]], nursery: trio.Nursery) -> None:
         self._nursery = nursery
         self.manager.start(nursery)
         admission = Admission(self.limits, self._scope)
@@ -260,14 +251,14 @@ class Net:
         self.addresses = tuple(listener.address for listener in listeners)
         for listener in listeners:
             self._announcer.emit(Listening(listener.address))
-            nursery.start_soon(
-                accept_loop, listener, admission, self.manager.accept, self.counts, self.limits.accept_error_pause_s
-            )
+            pause_s = self.limits.accept_error_pause_s
+            nursery.start_soon(accept_loop, listener, admission, self.manager.accept, self.counts, pause_s)
         for address, why in failures:
             self._announcer.emit(NotListening(address, why))
         self._seal()
         self._known_peers.load(self._complain)
         nursery.start_soon(self._renew)
+        nursery.start_soon(watch_interfaces, self._transport, self._on_interfaces)
         nursery.start_soon(self._exchange.run)
         nursery.start_soon(self._known_peers.write_regularly, self._complain)
         delay_s = 0.0 if self._keeper is None else self.limits.known_peers_delay_s
@@ -291,10 +282,19 @@ class Net:
     async def _renew(self) -> None:
         while True:
             await trio.sleep(self._record.renew_after_s(self._rng))
-            self._seal()
-            for peer in self.peers():
-                for link in peer.links:
-                    link.update_hello(self._hello(link.guest, link.pipe.info()))
+            self._publish()
+
+    def _publish(self) -> None:
+        self._seal()
+        for peer in self.peers():
+            for link in peer.links:
+                link.update_hello(self._hello(link.guest, link.pipe.info()))
+
+    def _on_interfaces(self) -> None:
+        """This machine's addresses changed: what failed says nothing any more, what stands may be dead."""
+        self.manager.backoff.forget_all()
+        self.manager.ping_all()
+        self._publish()
 
     def _hello(self, guest: bool, info: PipeInfo) -> SessionHello:
         try:
@@ -313,7 +313,10 @@ class Net:
         )
 
     def _admit(self, offer: Hello) -> Refusal | None:
-        if self.manager.links >= self.limits.inbound_connections_max:
+        most = self._inbound_max
+        if self.run is not None and not any(offer.run_tag):
+            most -= int(most * self.limits.inbound_members_share)  # guests leave room for members
+        if self.manager.links >= most:
             return Refusal(Code.RESOURCE_LIMIT, FULL_RETRY_MS)
         return None
 

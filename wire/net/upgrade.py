@@ -16,6 +16,7 @@ pipe takes it at once; a stranger gets nothing else.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -117,6 +118,7 @@ async def _hello(pipe: Pipe, local: Local, initiator: bool, secrets: Secrets, re
         now=trio.current_time(),
         guest=guest,
         serves=local.serves,
+        wall_offset_s=time.time() - trio.current_time(),
     )
     buffer = memoryview(bytearray(limits.preauth_max_bytes))
     buffer[: len(rest)] = rest

@@ -12,11 +12,11 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wire.address import Address
+from wire.address import Address, Scope
 from wire.errors import Code, error_for
 from wire.limits import DEFAULT_LIMITS
 from wire.net.causes import NO_HANDSHAKE, SILENT, Cause, HandshakeTimeout, cause_of
-from wire.net.dial import Attempt, BackOff, DialFailed, interleave, plan_dial, race
+from wire.net.dial import Attempt, BackOff, DialFailed, DialRate, interleave, plan_dial, race
 
 V6 = [Address(f"2001:db9::{number}", 4001) for number in range(1, 5)]
 V4 = [Address(f"8.0.0.{number}", 4001) for number in range(1, 5)]
@@ -215,3 +215,18 @@ def test_causes_differ_in_words_and_in_whether_a_retry_helps() -> None:
     assert len({cause.words for cause in causes}) == 6
     assert all(cause.help for cause in causes)
     assert [cause.retryable for cause in causes] == [False, False, True, False, True, True]
+
+
+def test_three_dials_a_second_to_one_address_whoever_named_it() -> None:
+    rate = DialRate(DEFAULT_LIMITS, Scope.INTERNET)
+    delays = [rate.delay_s(Address("8.0.0.1", port), 10.0) for port in range(1, 7)]
+    assert delays == pytest.approx([0, 1 / 3, 2 / 3, 1, 4 / 3, 5 / 3])
+    assert rate.delay_s(Address("8.0.0.2", 1), 10.0) == 0.0
+    assert rate.delay_s(Address("8.0.0.1", 1), 20.0) == 0.0
+    for scope, free in ((Scope.INTERNET, False), (Scope.LAN, True)):
+        rate = DialRate(DEFAULT_LIMITS, scope)
+        assert (max(rate.delay_s(Address("10.0.0.1", 1), 0.0) for _ in range(9)) == 0.0) == free
+    rate = DialRate(DEFAULT_LIMITS, Scope.INTERNET)
+    for number in range(9000):
+        rate.delay_s(Address(f"9.{number >> 8}.{number & 255}.1", 1), float(number))
+    assert len(rate._free_at) <= 4096

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
@@ -428,3 +429,34 @@ async def test_ipv6_loopback() -> None:
             assert Address.parse(str(b.addresses[0])) == b.addresses[0]
     except BindFailed:
         pytest.skip("this machine has no IPv6")
+
+
+async def test_a_change_of_the_machines_addresses_is_noticed(pair: Pair, autojump_clock: Clock) -> None:
+    """NAT-4: back-offs cleared, connections pinged, the record published anew, within 10 s."""
+    from wire.net.causes import SILENT
+
+    a, b, peer, _ = pair
+    await trio.sleep(1)
+    a.manager.backoff.failed(Address("10.0.0.7", 1), SILENT, trio.current_time())
+    before = next(record.statement.seq for record in b.known())
+    assert peer.rtt_s is not None
+    a._transport.host = "10.0.0.77"  # type: ignore[attr-defined]
+    await trio.sleep(10)
+    assert len(a.manager.backoff) == 0
+    assert next(record.statement.seq for record in b.known()) > before
+    assert not peer.closed
+
+
+async def test_guests_leave_room_for_members(autojump_clock: Clock) -> None:
+    world = World()
+    small = replace(DEFAULT_LIMITS, inbound_connections_max=10)
+    async with AsyncExitStack() as stack:
+        host = await stack.enter_async_context(member(world, "10.0.0.100", limits=small))
+        for number in range(9):
+            guest = await stack.enter_async_context(member(world, f"10.0.0.{number}", run=None))
+            await guest.dial(host.addresses[0])
+        late = await stack.enter_async_context(member(world, "10.0.0.50", run=None))
+        with pytest.raises(DialFailed):
+            await late.dial(host.addresses[0])
+        friend = await stack.enter_async_context(member(world, "10.0.0.51"))
+        assert (await friend.dial(host.addresses[0])).peer_id == host.peer_id
