@@ -61,8 +61,7 @@ log = logging.getLogger("wire.net")
 
 Request = TypeVar("Request")
 
-# How long the end waits for peers to finish what is under way.  They are told SHUTDOWN at once; the rest is courtesy.
-GOODBYE_S = 1.0
+GOODBYE_S = 1.0  # the end waits so long for peers, who are told SHUTDOWN at once, to finish what is under way
 # A refused guest tries again after this, or elsewhere at once.
 FULL_RETRY_MS = 5000
 
