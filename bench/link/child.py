@@ -2,8 +2,7 @@
 
 The server's first line is where it is.  The client's first line in is that address, its first out says that it is connected;
 then one line of request, one line of answer, until stdin ends.  The request `connect` closes the connection and makes a new one:
-what TCP has learnt of the line differs from connection to connection, by a factor of two with bbr on loopback, and a repeat that
-kept its connection would repeat that as well.
+what TCP has learnt of the line differs from connection to connection, and a repeat that kept its connection would repeat that too.
 
 How many messages make up the asked-for time is found out here before the first stream of each size, by doubling until a batch
 lasts a fifth of it; later streams of that size go by the rate of the last.

@@ -2,6 +2,8 @@
 
 Messages go over a byte stream of class 2 (what tensors have), round trips over a message stream of class 1 (what control has). A
 handshake is `Net.dial` of another node: TCP, clear hello, Noise XX, both HELLOs, and its place among the peers.
+
+A node asks for bbr.  Here it has the congestion control of the other contestants, for the reason given in `sockets.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from bench.link import sockets
 from bench.link.bytepipe import EndOfPipe, PipeClient, answer
 from bench.link.child import TRIO, main
 from bench.link.competitor import ROUND_TRIP_BYTES
@@ -18,8 +21,38 @@ from wire.address import Address, Scope
 from wire.errors import Code
 from wire.identity import Identity
 from wire.net import ByteStream, Kind, MessageStream, Net, Peer, open_net
+from wire.net.transport import TcpListener, TcpPipe, TcpTransport
 
 __all__ = ["Plnode"]
+
+class SteadyListener:
+    """A `Listener` whose pipes are steady."""
+
+    def __init__(self, inner: TcpListener) -> None:
+        self._inner = inner
+        self.address = inner.address
+
+    async def accept(self) -> TcpPipe:
+        return _steady(await self._inner.accept())
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class SteadyTransport(TcpTransport):
+    """TCP as nodes use it, but for the congestion control."""
+
+    async def dial(self, address: Address) -> TcpPipe:
+        return _steady(await super().dial(address))
+
+    async def listen(self, address: Address) -> SteadyListener:  # type: ignore[override]
+        return SteadyListener(await super().listen(address))
+
+
+def _steady(pipe: TcpPipe) -> TcpPipe:
+    sockets.steady(pipe._sock)  # the bench reaches inside: no node has a reason to change this after the start
+    return pipe
+
 
 BYTES = "bench/bytes/1"
 ECHO = "bench/echo/1"
@@ -30,7 +63,9 @@ PATIENCE_S = 10.0
 
 
 def _net(listen: tuple[Address, ...] = ()) -> Any:
-    return open_net(Identity.generate(), run=RUN, listen=listen, scope=Scope.HOST, agent="bench")
+    return open_net(
+        Identity.generate(), run=RUN, listen=listen, scope=Scope.HOST, agent="bench", transport=SteadyTransport()
+    )
 
 
 class StreamPipe:
@@ -61,7 +96,8 @@ async def _echo(peer: Peer, stream: ByteStream | MessageStream) -> None:
 class PlnodeClient(PipeClient):
     def __init__(self, peer: Peer, bulk: ByteStream, control: MessageStream, stranger: Net, where: Address) -> None:
         super().__init__(StreamPipe(bulk))
-        self.congestion = peer.stats.congestion
+        assert peer.primary is not None and isinstance(peer.primary.pipe, TcpPipe)
+        self.congestion = sockets.congestion_of(peer.primary.pipe._sock)
         self._control = control
         self._stranger = stranger
         self._where = where

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import trio
 from libp2p import create_yamux_muxer_option, new_host
 from libp2p.abc import IHost, INetStream
 from libp2p.crypto.ed25519 import create_new_key_pair
@@ -25,6 +26,7 @@ from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from multiaddr import Multiaddr  # type: ignore[import-untyped]
 
+from bench.link import sockets
 from bench.link.bytepipe import EndOfPipe, PipeClient, answer
 from bench.link.child import TRIO, main
 
@@ -65,10 +67,10 @@ async def _answer(stream: INetStream) -> None:
 
 
 class PyLibp2pClient(PipeClient):
-    congestion = ""  # the kernel's default: the library does not give its socket away
-
     def __init__(self, stream: INetStream, address: str) -> None:
         super().__init__(NetStreamPipe(stream))
+        with sockets.SteadyFactory().socket(trio.socket.AF_INET, trio.socket.SOCK_STREAM) as like_its_own:
+            self.congestion = sockets.congestion_of(like_its_own)
         self._address = address
 
     async def handshake(self) -> float | None:
@@ -86,6 +88,7 @@ class PyLibp2p:
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[dict[str, Any]]:
+        trio.socket.set_custom_socket_factory(sockets.SteadyFactory())
         host = _host()
         async with host.run([LOOPBACK]):
             host.set_stream_handler(PROTOCOL, _answer)
@@ -93,6 +96,7 @@ class PyLibp2p:
 
     @asynccontextmanager
     async def connect(self, where: dict[str, Any]) -> AsyncIterator[PyLibp2pClient]:
+        trio.socket.set_custom_socket_factory(sockets.SteadyFactory())
         host = _host()
         async with host.run([]):
             peer = info_from_p2p_addr(Multiaddr(where["address"]))
