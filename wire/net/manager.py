@@ -298,7 +298,7 @@ class _Nobody:
     """Owner of a connection that is being turned away."""
 
     def on_opened(self, link: Link, event: StreamOpened) -> None:
-        link.session.refuse(event.stream, Code.SHUTDOWN)
+        link.reset(event.stream, Code.SHUTDOWN)
 
     def on_hello(self, link: Link, event: HelloReceived) -> None: ...
 

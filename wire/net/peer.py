@@ -76,8 +76,7 @@ class _Unclaimed:
 
     def on_readable(self) -> None:
         """Only its end can be news: a slot was never posted, so nothing can be sent."""
-        self.link.ends.pop(self.event.stream, None)
-        self.link.session.refuse(self.event.stream, Code.REFUSED)
+        self.link.reset(self.event.stream, Code.REFUSED)
         self._peer.unclaim(self)
 
     def on_writable(self) -> None: ...

@@ -324,3 +324,37 @@ async def test_a_cut_in_mid_message_raises_and_never_reads_as_an_end(end: str) -
                 await done.wait()
         assert outcome[0] == b"whole" and len(outcome) == 2 and isinstance(outcome[1], ConnectionLost)
         assert held(net) == {}
+
+
+@pytest.mark.parametrize("kind", [0, 1, 2])
+@pytest.mark.parametrize("protocol", ["echo", "tensors"])
+async def test_streams_opened_and_reset_in_one_segment_leave_nothing(kind: int, protocol: str) -> None:
+    """Rapid reset: OPEN, a byte and RESET, or OPEN and FIN, arrive in one read."""
+    from wire.messages import OpenBody, encode
+
+    async with local() as net:
+        net.serve_calls("echo", Want, echo)
+        net.serve_channel("tensors")
+        async with Half(net) as half:
+            await half.send_hello()
+            out = memoryview(bytearray(65536))
+            at = 0
+            for number in range(1, 61, 2):
+                cls = 2 if kind == 2 else 1
+                body = encode(OpenBody(kind, protocol, cls, 65536, b"name"))
+                at += half.sealer.seal_into(number, 0x10, 0, body, out[at:])
+                if number % 4 == 1:
+                    if kind != 2:
+                        at += half.sealer.seal_into(number, 0x12, 0, b"x", out[at:])
+                    at += half.sealer.seal_into(number, 0x13, 0, struct.pack(">H", 12), out[at:])
+                elif number % 8 == 3:
+                    at += half.sealer.seal_into(number, 0x12, 1, b"", out[at:])
+                    at += half.sealer.seal_into(number, 0x13, 0, struct.pack(">H", 12), out[at:])
+                else:
+                    at += half.sealer.seal_into(number, 0x12, 1, b"", out[at:])
+            await send_all(half.pipe, bytes(out[:at]))
+            with trio.fail_after(10):
+                while not net.peers() or held(net).get("streams_inbound") or net.peers()[0]._unclaimed:
+                    await trio.sleep(0.005)
+            assert net.counts["internal-error"] == 0
+            assert not net.peers()[0].closed
