@@ -62,8 +62,7 @@ log = logging.getLogger("wire.net")
 Request = TypeVar("Request")
 
 GOODBYE_S = 1.0  # the end waits so long for peers, who are told SHUTDOWN at once, to finish what is under way
-# A refused guest tries again after this, or elsewhere at once.
-FULL_RETRY_MS = 5000
+FULL_RETRY_MS = 5000  # a refused guest tries again after this, or elsewhere at once
 
 
 class Net:
