@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from plnode.exits import BadInput, ExitCode, Outcome
+from plnode.heard import told
 from plnode.manifest import SignedManifest
 from plnode.observe import events as e
 from plnode.observe.loopwatch import LoopWatch
@@ -23,7 +24,7 @@ from plnode.observe.status import Status, serve_status
 from plnode.settings import Settings
 from plnode.swarm.claims import NodeState
 from wire.identity import Identity
-from wire.net import BindFailed, Net, NetEvent, PeerConnected, PeerLost, SeedList, SeedStateChanged, open_net
+from wire.net import BindFailed, Net, NetEvent, SeedList, open_net
 
 if TYPE_CHECKING:
     from plnode.participant import Participant
@@ -37,15 +38,17 @@ async def run_node(settings: Settings, signed: SignedManifest, identity: Identit
     Raises BadInput for what the user has to mend (a busy port, a seed list, another installation).  A cancel says goodbye.
     """
     from plnode.participant import Participant  # brings torch, which a seed does not need
-    from plnode.workload.lm import JobError
+    from plnode.workload.lm import JobError, LanguageModel
 
+    try:
+        job = LanguageModel(signed.manifest)
+    except JobError as wrong:
+        remedy = "Install the version that the owner of the run uses."
+        raise BadInput(f"this installation cannot take part: {wrong}", remedy) from None
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     seeds = SeedList.read(settings.seeds) if settings.seeds is not None else None
     async with _network(settings, identity, recorder, run=signed.run_id, seeds=seeds) as (net, events, watch):
-        try:
-            participant = Participant(net, settings, signed, identity, recorder)
-        except JobError as wrong:
-            raise BadInput(f"this installation cannot take part: {wrong}", "Install the version that the run's owner uses.") from None
+        participant = Participant(net, settings, signed, job, identity, recorder)
         started = e.NodeStarted(str(net.peer_id), settings.name, tuple(str(a) for a in net.addresses), settings.device, settings.threads)
         recorder.emit(started)
         async with trio.open_nursery() as nursery:
@@ -67,15 +70,8 @@ async def run_seed(settings: Settings, identity: Identity, recorder: Recorder) -
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_report, recorder, lambda: _seed_status(net, settings, watch))
             async for event in events:
-                match event:
-                    case SeedStateChanged(entry, state, reason):
-                        recorder.emit(e.SeedState(entry, state, reason))
-                    case PeerConnected(peer):
-                        recorder.emit(e.PeerSeen(str(peer.peer_id), None))
-                    case PeerLost(peer_id, reason):
-                        recorder.emit(e.PeerLost(str(peer_id), None, str(reason)))
-                    case _:
-                        pass
+                if (event_for_people := told(event, lambda _: None)) is not None:
+                    recorder.emit(event_for_people)
     return Outcome(ExitCode.OK, "the seed has stopped")
 
 

@@ -22,7 +22,8 @@ from plnode.collective.deadline import Deadline
 from plnode.collective.group import Rounds, StageGroup
 from plnode.collective.messages import REDUCE
 from plnode.exits import ExitCode, Outcome
-from plnode.manifest import Manifest, SignedManifest
+from plnode.heard import told
+from plnode.manifest import SignedManifest
 from plnode.observe import events as e
 from plnode.observe.progress import Progress
 from plnode.observe.recorder import Recorder
@@ -32,7 +33,7 @@ from plnode.pipeline.generation import Applied, Generation, Work
 from plnode.pipeline.hops import BOUNDARY
 from plnode.pipeline.ledger import Ledger, StepPlan
 from plnode.pipeline.totals import Totals
-from plnode.plan import plan_run
+from plnode.plan import plan_run, step_plan
 from plnode.settings import Settings
 from plnode.stage.boundary import DenseBoundary
 from plnode.stage.errors import MemoryPlanError, SnapshotError, StageError, StageMemoryError
@@ -49,30 +50,24 @@ from plnode.workload.lm import LanguageModel
 from wire.envelope import SequenceClock
 from wire.errors import WireError
 from wire.identity import Identity, PeerId
-from wire.net import Net, NetEvent, Peer, PeerConnected, PeerLost, SeedStateChanged
+from wire.net import Net, NetEvent, Peer, PeerLost
 
-SILENCE_FLOOR_S, SILENCE_CEILING_S = 30.0, 300.0
+SILENCE_FLOOR_S, SILENCE_CEILING_S = 60.0, 300.0
 """A generation in which nothing happens is broken off: at 4 × what was usual, within these bounds.  The floor leaves room for a
 machine that swaps or a laptop that was closed for a moment; the ceiling is for the first steps of a large stage."""
 CLAIM_EVERY_S = 2.0
+CALL_S = 30.0  # one word within a group; longer than it may wait for a generation to begin (group.BEGIN_S), shorter than silence
 ABORT_CALL_S = 5.0
 LEAVE_S = 60.0  # the last held-out microbatches and a snapshot of a large stage; then somebody else's trouble is not ours
 PAUSE_MOST_S = 60.0  # a broken swarm that tries for ever must not keep its machines busy with it
 
 
-def step_plan(manifest: Manifest, step: int) -> StepPlan:
-    """The fixed set of `step`: training microbatches, and held-out ones every so many steps and after the last one."""
-    if step >= manifest.steps:
-        return StepPlan(step, 0, manifest.evaluation.microbatches)
-    every = manifest.evaluation.every
-    evaluates = every > 0 and step % every == 0
-    return StepPlan(step, manifest.batch.microbatches, manifest.evaluation.microbatches if evaluates else 0)
-
-
 class Participant:
     """One node of one run, from its first claim to the end of the run."""
 
-    def __init__(self, net: Net, settings: Settings, signed: SignedManifest, identity: Identity, recorder: Recorder) -> None:
+    def __init__(
+        self, net: Net, settings: Settings, signed: SignedManifest, job: LanguageModel, identity: Identity, recorder: Recorder
+    ) -> None:
         self._net = net
         self._settings = settings
         self._manifest = signed.manifest
@@ -82,7 +77,7 @@ class Participant:
         self._plans = plan_run(signed.manifest).stages
         flops = sum(p.flops_per_token for p in self._plans)
         self._needs = [Need(p.stage, p.flops_per_token / flops, p.least_bytes) for p in self._plans]
-        self._job = LanguageModel(signed.manifest)
+        self._job = job
         self._random = Random(identity.peer_id.raw)
         self._snapshots = SnapshotStore(settings.data_dir, self._run, identity)
         self._sequence = SequenceClock(settings.data_dir / "statements.seq")
@@ -105,6 +100,7 @@ class Participant:
         self._roster: Roster | None = None
         self._claimed_at = 0.0
         self._fruitless = 0
+        self._aborted: tuple[int, Broken] | None = None
         self.lost_microbatches = 0
         self.totals = Totals(self._manifest.tokens_per_microbatch)
         net.serve_calls(ABORT, Abort, self._on_abort)
@@ -234,7 +230,7 @@ class Participant:
         self, roster: Roster, stage: int, runner: StageRunner, before: DenseBoundary | None, after: DenseBoundary | None
     ) -> None:
         group = StageGroup(
-            self._net, self._identity, roster, stage, self.ledger.account, self._plan, call_s=lambda: SILENCE_FLOOR_S / 2
+            self._net, self._identity, roster, stage, self.ledger.account, self._plan, call_s=lambda: CALL_S
         )
         broken: Broken | None = None
         async with trio.open_nursery() as writers:
@@ -256,11 +252,20 @@ class Participant:
             self._rounds.attach(group)
             self.totals.begin(stage, self.generation, runner)
             try:
+                self._check(roster)
                 await self.generation.run()
             except Broken as reason:
                 broken = reason  # what is being written to disk is whole and stays
         if broken is not None:
             raise broken
+
+    def _check(self, roster: Roster) -> None:
+        """What happened to the generation while this node built its stage."""
+        if self._aborted is not None and self._aborted[0] == roster.generation:
+            raise self._aborted[1]
+        for member, stage in roster.members:
+            if not self.membership.connected(member):
+                raise Broken(f"lost {member.short} of stage {stage} before the generation began", member)
 
     def _work(self) -> Work:
         return Work(
@@ -324,7 +329,7 @@ class Participant:
         self._recorder.emit(e.RunAborted(step, broken.reason, culprit))
         if not broken.told:
             culprit_raw = broken.culprit.raw if broken.culprit is not None else b""
-            abort = Abort(roster.generation, step, broken.fatal, broken.reason[:1000], culprit_raw)
+            abort = Abort(roster.generation, step, broken.reason[:250], culprit_raw)
             async with trio.open_nursery() as nursery:
                 for member, _ in roster.members:
                     if (peer := self._net.peer(member)) is not None:
@@ -346,10 +351,12 @@ class Participant:
         roster, generation = self._roster, self.generation
         if roster is None or roster.generation != abort.generation or roster.stage_of(peer.peer_id) is None:
             return Answer(False, f"generation {abort.generation} is not under way here")
-        if generation is None:
-            return Answer(False, "the stage is still being built; its start will fail by itself")
         culprit = PeerId(abort.culprit) if len(abort.culprit) == 32 else None
-        generation.break_off(Broken(f"{peer.peer_id.short} says: {abort.reason}", culprit, fatal=abort.fatal, told=True))
+        # Whether it is fatal is for each node to see itself: nobody can stop others by saying so.
+        broken = Broken(f"{peer.peer_id.short} says: {abort.reason}", culprit, told=True)
+        self._aborted = (roster.generation, broken)
+        if generation is not None:
+            generation.break_off(broken)
         return Answer(True)
 
     # -- what happens around it ---------------------------------------------------------------------------------------------------
@@ -357,16 +364,10 @@ class Participant:
         """Carry the network's events to whoever they concern."""
         async for event in events:
             self.membership.on_event(event)
-            match event:
-                case SeedStateChanged(entry, state, reason):
-                    self._recorder.emit(e.SeedState(entry, state, reason))
-                case PeerConnected(peer):
-                    self._recorder.emit(e.PeerSeen(str(peer.peer_id), self._stage_of(peer.peer_id)))
-                case PeerLost(peer_id, reason):
-                    self._recorder.emit(e.PeerLost(str(peer_id), self._stage_of(peer_id), str(reason)))
-                    self._member_lost(peer_id, str(reason))
-                case _:
-                    pass
+            if (event_for_people := told(event, self._stage_of)) is not None:
+                self._recorder.emit(event_for_people)
+            if isinstance(event, PeerLost):
+                self._member_lost(event.peer_id, str(event.reason))
 
     def _member_lost(self, peer_id: PeerId, reason: str) -> None:
         claim = self.membership.claim_of(peer_id)

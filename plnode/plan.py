@@ -25,11 +25,12 @@ from typing import Any
 
 from plnode.manifest import Manifest
 from plnode.model import ModelConfig, StageSpan, explicit_split, plan_split
+from plnode.pipeline.ledger import StepPlan
 from plnode.pipeline.window import cap
 from plnode.stage.boundary import DenseBoundary, id_dtype_for
 from wire.tensor import DType
 
-__all__ = ["RunPlan", "StagePlan", "plan_run"]
+__all__ = ["RunPlan", "StagePlan", "plan_run", "step_plan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,3 +166,12 @@ def _boundary(manifest: Manifest) -> DenseBoundary:
     dtype = DType[manifest.boundary.dtype]
     model = manifest.model
     return DenseBoundary(manifest.batch.sequences, model.seq_len, model.dim, dtype, id_dtype_for(model.vocab))
+
+
+def step_plan(manifest: Manifest, step: int) -> StepPlan:
+    """The fixed set of `step`: training microbatches, and held-out ones every so many steps and after the last one."""
+    if step >= manifest.steps:
+        return StepPlan(step, 0, manifest.evaluation.microbatches)
+    every = manifest.evaluation.every
+    evaluates = every > 0 and step % every == 0
+    return StepPlan(step, manifest.batch.microbatches, manifest.evaluation.microbatches if evaluates else 0)

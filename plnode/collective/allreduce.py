@@ -6,12 +6,13 @@ whom, so memory is bounded by the slots it posts ahead and a peer can put nothin
 same bits, because every sum is made once, by its owner, in rank order.
 
 Sums are made in the vector's own dtype (fp32 or fp64).  A round that fails or is cancelled withdraws its slots; the vector is then
-undefined and the caller throws the step away.
+undefined and the caller throws the step away.  The deadline is the caller's (`Generation`): pieces that arrive are signs of life, and
+a round in which none arrives for much longer than it ever took is broken off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +35,9 @@ AHEAD = 4
 class _Mailbox:
     """Pieces from one peer: keyed slots out, buffers in."""
 
-    def __init__(self, receiver: TensorReceiver, expected: dict[Key, Expectation]) -> None:
+    def __init__(self, receiver: TensorReceiver, expected: dict[Key, Expectation], alive: Callable[[], None]) -> None:
         self._receiver = receiver
+        self._alive = alive
         self._expected = expected
         self._arrived: dict[Key, trio.Event] = {}
 
@@ -51,6 +53,7 @@ class _Mailbox:
     async def run(self) -> None:
         while True:
             received = await self._receiver.receive()
+            self._alive()
             event = self._arrived.get(received.key)
             if event is not None:
                 event.set()
@@ -60,9 +63,14 @@ class _Mailbox:
 
 
 class Reducer:
-    """All-reduces among `members` (ascending ids) in one generation; channels are opened once and serve every step."""
+    """All-reduces among `members` (ascending ids) in one generation; channels are opened once and serve every step.
 
-    def __init__(self, net: Net, generation: int, members: Sequence[PeerId], dtype: DType, elements: int) -> None:
+    `alive()` is called for each piece that arrives: a long round is not a silent one.
+    """
+
+    def __init__(
+        self, net: Net, generation: int, members: Sequence[PeerId], dtype: DType, elements: int, alive: Callable[[], None]
+    ) -> None:
         self._members = tuple(members)
         self._rank = self._members.index(net.peer_id)
         self._dtype = dtype
@@ -80,7 +88,7 @@ class Reducer:
                 raise LookupError(f"{member.short} is not connected")
             expected: dict[Key, Expectation] = {}
             self._senders[rank] = peer.sender(REDUCE, name)
-            self._mailboxes[rank] = _Mailbox(peer.receiver(REDUCE, name, expected.get), expected)
+            self._mailboxes[rank] = _Mailbox(peer.receiver(REDUCE, name, expected.get), expected, alive)
         self.bytes_sent = 0
 
     async def reduce(self, vector: Vector, step: int) -> None:

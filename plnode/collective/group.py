@@ -203,7 +203,7 @@ class StageGroup:
     def on_account(self, peer: PeerId, report: AccountReport) -> Answer:
         if self.rank != 0:
             return Answer(False, f"{self.leader.short} leads this group")
-        if not self._done_before <= report.step <= self._done_before + 1:
+        if not self._near(report.step):
             return Answer(False, f"the group works on step {self._done_before}")
         try:
             self._book(report.step).report(peer, unpack_account(report.indices, report.losses))
@@ -220,6 +220,8 @@ class StageGroup:
             accounts = tuple(tuple(int(i) for i in np.frombuffer(a, INDEX)) for a in ballot.accounts)
         except ValueError:
             return Vote(b"", "an account is cut in the middle of an index")
+        if not self._near(ballot.step):
+            return Vote(b"", f"I work on step {self._done_before}")
         plan = self._plan(ballot.step)
         if len(accounts) != len(self.members) or not covers(plan, accounts):
             return Vote(b"", f"the accounts do not make up the {plan.total} microbatches of step {ballot.step}")
@@ -244,6 +246,9 @@ class StageGroup:
         self._committed[commit.step] = Agreement(terms, {i: float(v) for i, v in enumerate(losses)})
         self.account_changed()
         return Answer(True)
+
+    def _near(self, step: int) -> bool:
+        return self._done_before <= step <= self._done_before + 1
 
     # -- both --------------------------------------------------------------------------------------------------------------
     def _fail(self, wrong: RoundError) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 __all__ = [
-    "KINDS", "BadEvent", "BoundaryBytes", "Event", "HeldOut", "NodeStarted", "NodeStatus", "NodeStopped", "PeerLine", "PeerLost",
+    "KINDS", "BadEvent", "BoundaryBytes", "Event", "HeldOut", "NodeStarted", "NodeStatus", "NodeStopped", "Notice", "PeerLine", "PeerLost",
     "PeerSeen", "RunAborted", "RunFinished", "RunStarted", "SeedState", "SnapshotFailed", "SnapshotLoaded", "SnapshotWritten",
     "StageAssigned", "StepDone", "Waiting", "WaitingOver", "event_from_json", "to_json",
 ]  # fmt: skip
@@ -171,6 +171,13 @@ class RunFinished(Event):
     """All steps are done."""
 
     step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Notice(Event):
+    """Something that the person who runs the node should know, in words; said once a cause by whoever noticed it."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

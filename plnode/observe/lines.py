@@ -30,6 +30,7 @@ LEVELS: dict[type[e.Event], str] = {
     e.RunAborted: "warning",
     e.RunFinished: "info",
     e.NodeStopped: "info",
+    e.Notice: "warning",
     e.NodeStatus: "debug",
 }
 
@@ -66,6 +67,7 @@ _SENTENCES: dict[type[e.Event], Callable[[Any], tuple[str, dict[str, Any]]]] = {
         f"{v.name} is up",
         {"id": v.peer_id, "listen": ", ".join(v.addresses), "device": v.device, "threads": v.threads},
     ),
+    e.Notice: lambda v: (v.text, {}),
     e.SnapshotFailed: lambda v: (f"the snapshot of step {v.step} could not be written", {"reason": v.reason}),
     e.SeedState: lambda v: (f"seed {v.entry}: {v.state}", {"reason": v.reason} if v.reason else {}),
     e.PeerSeen: lambda v: (f"peer {short_id(v.peer_id)}{_at(v.stage)} is here", {}),

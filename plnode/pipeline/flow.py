@@ -7,7 +7,6 @@ or the error of the room that failed; `Generation` decides what that means.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from plnode.pipeline.broken import Broken
 from plnode.pipeline.hops import Downstream, Edges, Upstream
 from plnode.pipeline.ledger import Ledger
 from plnode.pipeline.microbatch import Input, Microbatch
-from plnode.stage.jobs import Forwarded
+from plnode.stage.jobs import Forwarded, NonFinite, Where
 from plnode.stage.runner import StageRunner
 from wire.identity import PeerId
 
@@ -86,12 +85,11 @@ class Flow:
         self._take_next(hop, payload)
         if self._last:
             gradient, ready = forward.gradient, forward.ready
-            self._finite(microbatch, forward)
+            self._finite(microbatch, forward, hop)
             self._accumulated(microbatch, forward.loss_sum or 0.0)
         else:
             assert forward.payload is not None
-            if not forward.finite:
-                self._finite(microbatch, forward)
+            self._finite(microbatch, forward, hop)
             self._ledger.apply(microbatch, Input.ACTIVATION_READY)
             sent = time.monotonic()
             down = await self._edges.send_forward(microbatch, forward.payload, forward.ready, wants_gradient=True)
@@ -106,9 +104,8 @@ class Flow:
             self._ledger.apply(microbatch, Input.START_BACKWARD)
             backward = await self._runner.backward(number, waiter.payload)
             self._runner.release(waiter.payload)
-            if not backward.finite:
-                where = f"the gradient of microbatch {microbatch.index}, step {microbatch.step}, boundary {self._stage}-{self._stage + 1}"
-                raise Broken(f"{where} is not finite ({backward.nonfinite})", down.peer_id, fatal=True)
+            if backward.nonfinite is not None:
+                raise self._not_finite(microbatch, backward.nonfinite, sent_by=down.peer_id)
             gradient, ready = backward.payload, backward.ready
             self.microbatch_s = forward.seconds + backward.seconds
             self._accumulated(microbatch, 0.0)
@@ -124,7 +121,7 @@ class Flow:
         forward = await self._runner.evaluate((microbatch.step, microbatch.index), payload, ids)
         self._take_next(hop, payload)
         if self._last:
-            self._finite(microbatch, forward)
+            self._finite(microbatch, forward, hop)
             self._ledger.apply(microbatch, Input.EVALUATED, forward.loss_sum or 0.0)
         else:
             assert forward.payload is not None
@@ -144,7 +141,13 @@ class Flow:
         self._ledger.apply(microbatch, Input.ACCUMULATED if self._stage > 0 else Input.ACCUMULATED_AT_SOURCE, loss_sum)
         self._counted()
 
-    def _finite(self, microbatch: Microbatch, forward: Forwarded) -> None:
-        if not forward.finite or forward.loss_sum is None or not math.isfinite(forward.loss_sum):
-            what = f"microbatch {microbatch.index}, step {microbatch.step}, stage {self._stage}"
-            raise Broken(f"{what}: {forward.nonfinite or 'the loss is not finite'}", self._me, fatal=True)
+    def _finite(self, microbatch: Microbatch, forward: Forwarded, hop: Upstream | None) -> None:
+        if forward.nonfinite is not None:
+            raise self._not_finite(microbatch, forward.nonfinite, sent_by=hop.peer_id if hop is not None else None)
+
+    def _not_finite(self, microbatch: Microbatch, what: NonFinite, sent_by: PeerId | None) -> Broken:
+        """What came in spoilt is the sender's fault, and another generation may be without it.  What was made here from finite values
+        comes of the data or the weights: it would be made again."""
+        received = what.where in (Where.INPUT, Where.GRADIENT_IN)
+        where = f"microbatch {microbatch.index}, step {microbatch.step}, stage {self._stage}: {what}"
+        return Broken(where, sent_by if received else self._me, fatal=not received)

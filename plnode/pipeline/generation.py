@@ -42,6 +42,11 @@ from wire.identity import PeerId
 from wire.net import Net, Peer
 from wire.tensor import DType
 
+DRIFT = 2
+"""Steps that a microbatch may be ahead of the replica that gets it.  A replica without work in step t may still be in the round of
+t - 1 (it waits for a piece from a third member) while another one has done all of t and the origins have gone on to t + 1.  They get
+no further: t + 1 can only end when t is applied everywhere at that stage."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
@@ -215,6 +220,7 @@ class Generation:
                 self._group.members,
                 self._runner.gradient_dtype,
                 self._runner.gradient_elements,
+                self._live,
             )
 
     def _peer(self, peer_id: PeerId) -> Peer:
@@ -329,8 +335,8 @@ class Generation:
         self._live()
 
     def _may_receive(self, microbatch: Microbatch) -> bool:
-        """Whether such a microbatch can come now: of this step or the next one, within its set, from an existing origin."""
-        fits = self.step <= microbatch.step <= min(self.step + 1, self._work.steps)
+        """Whether such a microbatch can come now: within its step's set, from an existing origin, at most `DRIFT` steps ahead."""
+        fits = self.step <= microbatch.step <= min(self.step + DRIFT, self._work.steps)
         return fits and microbatch.index < self._work.plan(microbatch.step).total and microbatch.origin < len(self._origins)
 
     # -- trouble -----------------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from wire.net import Net, NetEvent, Peer, PeerConnected, PeerLost
 MOST_PEERS = 64
 CALL_S = 10.0
 SECOND_DIALLER_WAITS_S = 1.0
+DIAL_AGAIN_S = 5.0  # the first back-off of an address
 
 
 class Membership:
@@ -118,6 +119,7 @@ class Membership:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 nursery.start_soon(self._renew)
+                nursery.start_soon(self._dial_again)
                 for peer in self._net.peers():
                     if not peer.guest:
                         nursery.start_soon(self._greet, peer)
@@ -139,6 +141,12 @@ class Membership:
             self._reseal()
             self._table.expire(self._wall())
             self._spread((self._sealed(),), apart_from=None)
+
+    async def _dial_again(self) -> None:
+        """A dial that failed is news to nobody: look for whom to dial now and then (addresses have their own back-off)."""
+        while True:
+            await trio.sleep(DIAL_AGAIN_S)
+            self._dial_known()
 
     def _dial_known(self) -> None:
         if self._nursery is None:

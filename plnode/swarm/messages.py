@@ -63,11 +63,10 @@ class Commit:
 @message(74)
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The generation is broken.  `fatal`: a new one would break the same way (the data or weights are at fault)."""
+    """The generation is broken, and why.  `culprit`: the peer id at fault, empty if unknown."""
 
     generation: U32
     step: U32
-    fatal: bool
     reason: Annotated[str, Size(max=1024)]
     culprit: Annotated[bytes, Size(max=32)] = b""
 

@@ -29,6 +29,7 @@ from wire.net import Net, Peer
 
 VOTE_S = 10.0
 RETRY_S = 1.0
+GENERATIONS_AHEAD = 64  # 2^21 numbers (microbatch.era) last for 2^15 agreements even if somebody lies each time
 
 
 @dataclass(slots=True)
@@ -110,8 +111,9 @@ class Muster:
 
     # -- proposing ------------------------------------------------------------------------------------------------------
     async def _propose(self, start: Start) -> Roster | None:
-        generations = [claim.generation for _, claim in self._membership.present()]
-        roster = Roster(self._run, max([*generations, self._last_voted]) + 1, start.step, start.roster)
+        # What others claim moves the number on, but not far at once: a liar must not be able to use the numbers up.
+        seen = [min(claim.generation, self._last_voted + GENERATIONS_AHEAD) for _, claim in self._membership.present()]
+        roster = Roster(self._run, max([*seen, self._last_voted]) + 1, start.step, start.roster)
         self._waits.waiting("for votes", f"generation {roster.generation} from step {roster.step}, {len(roster.members)} nodes")
         own = self._vote(roster)
         votes: dict[PeerId, bytes] = {self._net.peer_id: own}
@@ -170,11 +172,13 @@ class Muster:
             roster = Roster.of(self._run, proposal)
         except ValueError as wrong:
             return Vote(b"", str(wrong))
-        missing = [p for p, _ in roster.members if not self._membership.connected(p)]
-        async with trio.open_nursery() as nursery:
-            for absent in missing:
-                nursery.start_soon(self._try_connect, absent)
-        reason = objection(roster, peer.peer_id, self._voter())
+        reason = objection(roster, peer.peer_id, self._voter(everybody=True))
+        if reason is None:
+            async with trio.open_nursery() as nursery:
+                for member, _ in roster.members:
+                    if not self._membership.connected(member):
+                        nursery.start_soon(self._try_connect, member)
+            reason = objection(roster, peer.peer_id, self._voter())
         if reason is not None:
             return Vote(b"", reason)
         signature = self._vote(roster)
@@ -188,8 +192,10 @@ class Muster:
         except WireError:
             return  # the objection names it
 
-    def _voter(self) -> Voter:
+    def _voter(self, *, everybody: bool = False) -> Voter:
+        """What this node knows; with `everybody` as if all peers that it knows of were connected."""
         own = self._membership.own
+        connected = frozenset(p.peer_id for p in self._net.peers())
         decision = self.decide()
         anything_later = any(claim.snapshots and max(claim.snapshots) > 0 for _, claim in self._membership.present())
         newest = decision.step if isinstance(decision, Start) else int(anything_later)
@@ -200,7 +206,7 @@ class Muster:
             snapshots=own.snapshots,
             last_voted=self._last_voted,
             newest_step=newest,
-            reachable=frozenset(p.peer_id for p in self._net.peers()),
+            reachable=frozenset(r.peer_id for r in self._net.known()) | connected if everybody else connected,
             stages=self._stages,
             replicas=self._replicas,
         )
@@ -239,7 +245,6 @@ class Muster:
     def _read_voted(self) -> int:
         try:
             return int(self._file.read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):
+            # Never voted, or the disk lost it.  The others' claims name the number of the last generation that began.
             return 0
-        except ValueError:
-            raise ValueError(f"{self._file} does not hold a number; remove it if this node's data folder was copied") from None

@@ -32,6 +32,8 @@ EXAMPLES: tuple[e.Event, ...] = (
     e.SnapshotWritten(2, "/data/x", 1000, 0.1),
     e.SnapshotFailed(2, "no space left on the device"),
     e.SnapshotLoaded(2, "/data/x", 1000, 0.1),
+    e.SnapshotFailed(2, "no space left on the device"),
+    e.Notice("not listening on [::]:4001: no such address family"),
     e.RunAborted(2, "a peer died", PEER),
     e.RunFinished(10),
     e.NodeStopped("finished"),

@@ -72,12 +72,14 @@ def test_json_lines_carry_the_event_and_its_time() -> None:
 def test_human_lines_obey_the_level(level: str, shown: int) -> None:
     lines = Lines()
     sink = HumanLines(lines, level)  # type: ignore[arg-type]
-    for event in (STATUS, e.RunFinished(7), e.Waiting("for stage 2", "nobody holds it")):
+    for event in (STATUS, e.Waiting("for stage 2", "nobody holds it"), e.RunAborted(3, "a member was lost", None)):
         sink.take(event, 0.0)
     assert len(lines.lines) == shown
     if shown:
-        assert "waiting for stage 2" in lines.lines[-1]
-        assert "nobody holds it" in lines.lines[-1]
+        assert "a member was lost" in lines.lines[-1]
+    if level == "info":
+        assert "waiting for stage 2" in lines.lines[0]
+        assert "nobody holds it" in lines.lines[0]
 
 
 def test_the_pump_writes_lines_in_order() -> None:
