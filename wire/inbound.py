@@ -36,7 +36,7 @@ class Inbound:
 
     __slots__ = (
         "_bulk_window", "_conn", "_credits", "_earned_at", "_guest", "_handlers", "_hellos", "_opener", "_opens", "_pings",
-        "_resets", "_rules", "_scratch", "_serves",
+        "_resets", "_rules", "_scratch", "_serves", "missing",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +64,7 @@ class Inbound:
         self._credits.tokens = limits.credits_burst
         self._hellos = Bucket(1.0 / limits.hello_update_interval_s, limits.hello_update_burst, now)
         self._earned_at = 0
+        self.missing = 0  # bytes that the record at the end of the last `receive` lacks, 0 if not even its header is here
         self._handlers: dict[int, Callable[[int, memoryview, float], None]] = {
             FrameType.PING: self._on_ping,
             FrameType.PONG: self._on_pong,
@@ -79,6 +80,7 @@ class Inbound:
         """Consume whole records at the front of `data`; returns the bytes consumed.  A violation is a RemoteProtocolError."""
         rules, streams, open_into, scratch = self._rules, self._conn.streams, self._opener.open_into, self._scratch
         conn = self._conn
+        self.missing = 0
         at, end = 0, len(data)
         while end - at >= HEADER_BYTES:
             body_at = at + HEADER_BYTES
@@ -86,6 +88,7 @@ class Inbound:
             size, number, kind, flags = parse_header(header, rules)
             stop = body_at + size
             if stop > end:
+                self.missing = stop - end
                 break
             body = data[body_at:stop]
             size -= TAG_BYTES

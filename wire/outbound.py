@@ -34,7 +34,7 @@ OPENING = frozenset((int(FrameType.OPEN), int(FrameType.ACCEPT)))
 class Outbound:
     """The sending half of a session."""
 
-    __slots__ = ("_busy", "_bytes", "_conn", "_large", "_sealer", "_seconds", "_small", "last_out", "pulled_at", "quantum")
+    __slots__ = ("_busy", "_bytes", "_conn", "_large", "_sealer", "_seconds", "_small", "bytes_per_s", "last_out", "pulled_at", "quantum")
 
     def __init__(self, conn: Connection, sealer: Sealer, now: float) -> None:
         self._conn = conn
@@ -48,6 +48,7 @@ class Outbound:
         self._busy = False  # bulk was left over at the last pull
         self._bytes = 0
         self._seconds = 0.0
+        self.bytes_per_s = 0.0  # at the last measurement
         self.pulled_at = now
         self.last_out = now
 
@@ -188,7 +189,8 @@ class Outbound:
         limits = self._conn.limits
         self._seconds += max(0.0, now - self.pulled_at)
         if self._seconds >= limits.record_quantum_s or (self._bytes >= MEASURED_BYTES and self._seconds > 0.0):
-            wanted = int(self._bytes / self._seconds * limits.record_quantum_s)
+            self.bytes_per_s = self._bytes / self._seconds
+            wanted = int(self.bytes_per_s * limits.record_quantum_s)
             middle = (self.quantum + wanted) // 2  # half the old value: one stall of the socket is not a slow line
             self.quantum = max(limits.record_plaintext_min_bytes, min(limits.record_plaintext_max_bytes, middle))
             self._bytes = 0

@@ -92,6 +92,11 @@ class Session(StreamCalls):
             conn.close_if_drained()
         return used
 
+    @property
+    def missing_bytes(self) -> int:
+        """How much of the record at the end of the last `receive` is still to come; 0 if that is not known."""
+        return self._in.missing
+
     def receive_end(self, cause: BaseException | str = "the peer closed the connection without a word") -> None:
         """The pipe ended or broke.  Clean only if a GOAWAY was sent or received and no stream is left; else ConnectionLost."""
         conn = self._conn
@@ -128,6 +133,11 @@ class Session(StreamCalls):
     def record_bytes(self) -> int:
         """Plaintext bytes of a bulk record at the rate at which the socket takes bytes now."""
         return self._out.quantum
+
+    @property
+    def send_bytes_per_s(self) -> float:
+        """How fast the socket took bytes lately while there was bulk to send; 0 before the first measurement."""
+        return self._out.bytes_per_s
 
     @property
     def bytes_in(self) -> tuple[int, ...]:

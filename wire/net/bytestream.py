@@ -24,6 +24,11 @@ class ByteStream(StreamTask, trio.abc.HalfCloseableStream):
         super().__init__(link, number, protocol)
         self._posted = False  # the session holds the buffer of a waiting reader
 
+    def on_readable(self) -> None:
+        if self._posted and self._reader is not None:
+            self._link.give_way()  # it may be about to post the next
+        super().on_readable()
+
     def on_pipe_end(self) -> None:
         if self._posted:
             self._session.unpost(self.number)

@@ -15,7 +15,17 @@ from hypothesis import strategies as st
 
 from tests.wire.net.worlds import descriptors
 from wire.address import Address
-from wire.net.transport import NOTSENT_LOWAT_BYTES, TcpPipe, TcpTransport, literal, send_all, unsent
+from wire.net.transport import (
+    NOTSENT_LOWAT_BYTES,
+    NOTSENT_LOWAT_MOST_BYTES,
+    TcpPipe,
+    TcpTransport,
+    _congestion,
+    literal,
+    send_all,
+    unsent,
+    unsent_most,
+)
 
 LOOPBACK = Address("127.0.0.1", 0)
 
@@ -134,6 +144,10 @@ async def test_options_of_the_socket() -> None:
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == NOTSENT_LOWAT_BYTES
+            near.taking(1e9)
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == NOTSENT_LOWAT_MOST_BYTES
+            near.taking(1e6)
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == NOTSENT_LOWAT_BYTES
         if hasattr(socket, "TCP_CONGESTION"):
             named = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).partition(b"\0")[0].decode()
             assert near.info().congestion == named != ""
@@ -174,3 +188,26 @@ def test_socket_names_become_addresses() -> None:
     assert str(literal("fe80::1%lo", 4)) == "/ip6/fe80::1/tcp/4"
     assert str(literal("::ffff:127.0.0.1", 4)) == "/ip4/127.0.0.1/tcp/4"
     assert "127.0.0.1" in TcpTransport().local_addresses()
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "bytes_unsent"),
+    [(0, 16 << 10), (25e6, 16 << 10), (32.8e6, 32 << 10), (125e6, 64 << 10), (263e6, 256 << 10), (4e9, 256 << 10)],
+)
+def test_unsent_bytes_are_a_millisecond_of_the_line(bytes_per_s: float, bytes_unsent: int) -> None:
+    assert unsent_most(bytes_per_s) == bytes_unsent
+
+
+@pytest.mark.parametrize(
+    ("local", "remote", "wanted"),
+    [
+        ("127.0.0.1", "127.0.0.1", b"cubic"),
+        ("127.0.0.1", "127.0.0.2", b"cubic"),
+        ("::1", "::1", b"cubic"),
+        ("10.0.0.5", "10.0.0.5", b"cubic"),
+        ("10.0.0.5", "10.0.0.6", b"bbr"),
+        ("2001:db8::1", "2001:db8::2", b"bbr"),
+    ],
+)
+def test_bbr_is_for_lines(local: str, remote: str, wanted: bytes) -> None:
+    assert _congestion(local, remote) == wanted

@@ -84,6 +84,8 @@ class MemoryPipe:
             self._check()
             await self.other._room.wait()
 
+    def taking(self, bytes_per_s: float) -> None: ...
+
     async def send_eof(self) -> None:
         await trio.lowlevel.checkpoint()
         self.other._in.put_eof()
