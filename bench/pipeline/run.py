@@ -24,6 +24,7 @@ import trio
 
 from bench.children import Child, Children, open_children, python
 from bench.conditions import conditions, usable_cores
+from bench.others import Others
 from bench.pipeline.job import Size, write_manifest
 from bench.pipeline.swarm import train_swarm
 from bench.report import Bar, Column, Report, Row, ratios
@@ -58,9 +59,11 @@ class _Figures:
 
     steps: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in ROWS})
     turns: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in ROWS})
+    others: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in ROWS})
     loop_p99_ms: list[float] = field(default_factory=list)
 
-    def add(self, name: str, tokens_per_s: Sequence[float]) -> None:
+    def add(self, name: str, tokens_per_s: Sequence[float], others_cores: float) -> None:
+        self.others[name].append(others_cores)
         self.steps[name] += tokens_per_s
         self.turns[name].append(statistics.median(tokens_per_s))
 
@@ -88,6 +91,7 @@ async def run_pipeline(plan: Plan) -> Report:
         "batch": f"{size.microbatches} microbatches x {size.sequences} x {size.seq_len} tokens",
         "repeats": plan.repeats,
         "steps_a_repeat": plan.steps,
+        "others_used_cores": {name: round(statistics.median(cores), 2) for name, cores in figures.others.items()},
         "congestion": {"plnode": "bbr where the kernel allows it", "torch-1f1b-gloo": "the kernel's default"},
     }
     notes = []
@@ -134,12 +138,13 @@ async def _turn(
     await trio.Path(folder).mkdir()
     count = plan.steps + 1
     tally = await train_swarm(folder, manifest, cores, count)
-    figures.add("plnode", tally.tokens_per_s())
+    figures.add("plnode", tally.tokens_per_s(), tally.others_cores)
     figures.loop_p99_ms += tally.loop_p99_ms
     tokens = plan.size.microbatches * plan.size.sequences * plan.size.seq_len
     for name, processes in trainers.rows.items():
+        others = Others([child.pid for child in processes])
         seconds = await _train(processes, count)
-        figures.add(name, [tokens / s for s in seconds[1:]])
+        figures.add(name, [tokens / s for s in seconds[1:]], others.cores())
 
 
 async def _train(processes: Sequence[Child], count: int) -> list[float]:

@@ -20,6 +20,7 @@ from typing import Any
 import trio
 
 from bench.children import BenchFailed, environment, pinned, python
+from bench.others import Others
 from plnode.demo.launcher import Exited, Launcher, Said, open_launcher
 from plnode.observe import events as e
 from wire.address import Address
@@ -40,6 +41,8 @@ class Tally:
     tokens: dict[int, int] = field(default_factory=dict)
     loop_p99_ms: list[float] = field(default_factory=list)
     last_words: dict[str, str] = field(default_factory=dict)
+    others_cores: float = 0.0
+    """What other programs used from the first step to the last, in cores."""
 
     def take(self, name: str, document: dict[str, Any]) -> None:
         """One event of a node.  Raises BenchFailed for a run that did not go through undisturbed."""
@@ -81,12 +84,16 @@ async def train_swarm(folder: Path, manifest: Path, cores: Sequence[int], steps:
         argv = python("plnode", "seed", "--name", SEED, "--data", str(folder / SEED), *common)
         await launcher.start(SEED, argv, log=folder / "seed.log", env=environment())
         await trio.Path(seeds).write_text(f"{await _seed_entry(launcher)}\n")
+        pids = []
         for number, core in enumerate(cores):
             name = f"node-{number}"
             own = ["--name", name, "--data", str(folder / name), "--threads", "1"]
             argv = python("plnode", "join", *own, "--seeds", str(seeds), "--manifest", str(manifest), *common)
-            await launcher.start(name, pinned([core], argv), log=folder / f"{name}.log", env=environment())
+            pids.append(await launcher.start(name, pinned([core], argv), log=folder / f"{name}.log", env=environment()))
+        others = None
         while tally.steps_done < steps:
+            if tally.steps_done and others is None:
+                others = Others(pids)
             done = tally.steps_done
             with trio.move_on_after(PATIENCE_S):
                 while tally.steps_done == done:
@@ -94,6 +101,7 @@ async def train_swarm(folder: Path, manifest: Path, cores: Sequence[int], steps:
             if tally.steps_done == done:
                 said = "".join(f"\n  {name} {words}" for name, words in sorted(tally.last_words.items()))
                 raise BenchFailed(f"plnode: no step within {PATIENCE_S:g} s after {done} steps{said}")
+        tally.others_cores = others.cores() if others is not None else 0.0
     return tally
 
 
