@@ -114,7 +114,7 @@ class OptimizerSection:
 class BatchSection:
     """What one step is made of."""
 
-    microbatches: Annotated[int, Bounds(1, 65536), Doc("Microbatches a step: the units that flow through the pipeline.")]
+    microbatches: Annotated[int, Bounds(1, 2048), Doc("Microbatches a step: the units that flow through the pipeline.")]
     sequences: Annotated[int, Bounds(1, 4096), Doc("Sequences a microbatch.")]
     tokens: Annotated[int, Bounds(1, 1 << 40), Doc("Tokens a step: microbatches x sequences x model.seq_len, as a check.")]
 
@@ -124,7 +124,7 @@ class EvaluationSection:
     """The held-out loss."""
 
     every: Annotated[int, Bounds(0, 10_000_000), Doc("Steps between held-out losses; the last step has one. 0 = only that.")]
-    microbatches: Annotated[int, Bounds(1, 65536), Doc("Microbatches of held-out text each time.")]
+    microbatches: Annotated[int, Bounds(1, 900), Doc("Microbatches of held-out text each time.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

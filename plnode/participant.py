@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -23,6 +24,7 @@ from plnode.collective.group import Rounds, StageGroup
 from plnode.collective.messages import REDUCE
 from plnode.exits import ExitCode, Outcome
 from plnode.heard import told
+from plnode.keeper import Keeper
 from plnode.manifest import SignedManifest
 from plnode.observe import events as e
 from plnode.observe.progress import Progress
@@ -48,7 +50,7 @@ from plnode.swarm.muster import Muster
 from plnode.swarm.roster import Roster
 from plnode.workload.lm import LanguageModel
 from wire.envelope import SequenceClock
-from wire.errors import WireError
+from wire.errors import WireError, printable
 from wire.identity import Identity, PeerId
 from wire.net import Net, NetEvent, Peer, PeerLost
 
@@ -59,6 +61,7 @@ CLAIM_EVERY_S = 2.0
 CALL_S = 30.0  # one word within a group; longer than it may wait for a generation to begin (group.BEGIN_S), shorter than silence
 ABORT_CALL_S = 5.0
 LEAVE_S = 60.0  # the last held-out microbatches and a snapshot of a large stage; then somebody else's trouble is not ours
+POOL_LEAST_BYTES = 1 << 30  # of host buffers; the plan's figure is for one origin, and slots are posted ahead of use
 PAUSE_MOST_S = 60.0  # a broken swarm that tries for ever must not keep its machines busy with it
 
 
@@ -75,24 +78,30 @@ class Participant:
         self._identity = identity
         self._recorder = recorder
         self._plans = plan_run(signed.manifest).stages
-        flops = sum(p.flops_per_token for p in self._plans)
-        self._needs = [Need(p.stage, p.flops_per_token / flops, p.least_bytes) for p in self._plans]
+        self._needs = [Need(p.stage, p.least_bytes) for p in self._plans]
         self._job = job
         self._random = Random(identity.peer_id.raw)
-        self._snapshots = SnapshotStore(settings.data_dir, self._run, identity)
+        self._keeper = Keeper(
+            SnapshotStore(settings.data_dir, self._run, identity),
+            every=self._manifest.snapshot.every,
+            last=self._manifest.steps,
+            recorder=recorder,
+            changed=lambda: self._say(snapshots=self._keeper.steps),
+        )
         self._sequence = SequenceClock(settings.data_dir / "statements.seq")
         self._memory = settings.memory_bytes or psutil.virtual_memory().available
         self.waits = Waits(recorder)
-        stage, steps = self._held()
+        steps = self._keeper.steps
         claim = StageClaim(
-            boot_id=os.urandom(8), name=settings.name, state=NodeState.STARTING, stage=stage, generation=0, step=max(steps, default=0),
+            boot_id=os.urandom(8), name=settings.name, state=NodeState.STARTING, stage=self._keeper.stage, generation=0,
+            step=max(steps, default=0),
             snapshots=steps, memory_bytes=min(self._memory, 2**62), microbatches_per_hour=0,
         )  # fmt: skip
         self.membership = Membership(net, identity, self._run, self._sequence, claim)
         self._rounds = Rounds(net)
         self._muster = Muster(
             net, identity, self._run, self.membership, self.waits, stages=self._manifest.stages.count,
-            replicas=self._manifest.stages.replicas, data_dir=settings.data_dir, random=self._random,
+            replicas=self._manifest.stages.replicas, steps=self._manifest.steps, data_dir=settings.data_dir, random=self._random,
         )  # fmt: skip
         self.generation: Generation | None = None
         self.ledger = Ledger()
@@ -100,7 +109,10 @@ class Participant:
         self._roster: Roster | None = None
         self._claimed_at = 0.0
         self._fruitless = 0
-        self._aborted: tuple[int, Broken] | None = None
+        self._aborts: deque[tuple[int, PeerId, Broken]] = deque(maxlen=8)
+        self._tasks: trio.Nursery | None = None
+        self._spread_generation = 0
+        self._diverged: int | None = None
         self.lost_microbatches = 0
         self.totals = Totals(self._manifest.tokens_per_microbatch)
         net.serve_calls(ABORT, Abort, self._on_abort)
@@ -153,10 +165,8 @@ class Participant:
             await trio.sleep(seconds)
 
     async def _wait_for_generation(self) -> Roster:
-        stage, steps = self._held()
-        if not self._take_stage(stage, steps):
-            while not self._take_stage(None, steps):
-                await self.membership.changed().wait()
+        while not self._take_stage():
+            await self.membership.changed().wait()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_stage)
             roster = await self._muster.begin()
@@ -167,12 +177,10 @@ class Participant:
         """Follow the claims: while nothing has begun, this node moves to where it is needed more."""
         while True:
             await self.membership.changed().wait()
-            stage, steps = self._held()
-            self._take_stage(stage, steps)
+            self._take_stage()
 
-    def _take_stage(self, held: int | None, steps: tuple[int, ...]) -> bool:
-        own = self.membership.own
-        stage = held
+    def _take_stage(self) -> bool:
+        own, stage = self.membership.own, self._keeper.stage
         if stage is None:
             places = assign(candidates(self.membership.present()), self._needs, self._manifest.stages.replicas, self._run)
             stage = places[self._net.peer_id]
@@ -183,16 +191,8 @@ class Participant:
         if stage != own.stage or own.state == NodeState.STARTING:
             plan = self._plans[stage]
             self._recorder.emit(e.StageAssigned(stage, plan.first_layer, plan.end_layer, plan.parameters, plan.memory_bytes))
-        self._say(state=NodeState.READY, stage=stage, snapshots=steps)
+        self._say(state=NodeState.READY, stage=stage, snapshots=self._keeper.steps)
         return True
-
-    def _held(self) -> tuple[int | None, tuple[int, ...]]:
-        """The stage that this node has snapshots of, and their steps (newest last); (None, ()) without any."""
-        found = self._snapshots.list()
-        if not found:
-            return None, ()
-        stage = found[-1].stage
-        return stage, tuple(s.step for s in found if s.stage == stage)[-8:]
 
     # -- one generation ---------------------------------------------------------------------------------------------------------
     async def _train(self, roster: Roster, stage: int) -> None:
@@ -202,6 +202,9 @@ class Participant:
         self.ledger = Ledger()
         self.progress.begin(roster.step)
         self.waits.waiting("for the device", f"building stage {stage}: {plan.parameters:,} parameters on {self._settings.device}")
+        # Attached before the stage is built: a replica that is ready sooner may report its work to one that is not.
+        group = StageGroup(self._net, self._identity, roster, stage, self.ledger.account, self._plan, call_s=lambda: CALL_S)
+        self._rounds.attach(group)
         try:
             async with open_runner(
                 lambda: self._job.build_stage(stage),
@@ -213,25 +216,31 @@ class Participant:
                 memory_bytes=self._memory,
                 tokens_per_step=manifest.batch.tokens,
                 first_step=roster.step,
+                pool_bytes=max(POOL_LEAST_BYTES, 2 * plan.buffers_bytes * len(roster.group(0))),
                 order=Order(in_index_order=roster.one_replica_a_stage),
             ) as runner:
                 if roster.step:
-                    await self._restore(runner, roster.step, stage)
+                    self.waits.waiting("for the disk", f"loading the snapshot of step {roster.step}")
+                    await self._keeper.load(runner, roster.step, stage)
                 self.waits.over()
-                await self._run_generation(roster, stage, runner, before, after)
+                await self._run_generation(roster, stage, group, runner, before, after)
         except StageError as failed:
-            raise Broken(f"{self._settings.name} (stage {stage}): {failed}", self._net.peer_id, failed=failed) from failed
+            mine = None if isinstance(failed, SnapshotError) else failed
+            raise Broken(f"{self._settings.name} (stage {stage}): {failed}", self._net.peer_id, failed=mine) from failed
         finally:
             self._rounds.detach()
             self.totals.end()
             self.generation = None
 
     async def _run_generation(
-        self, roster: Roster, stage: int, runner: StageRunner, before: DenseBoundary | None, after: DenseBoundary | None
+        self,
+        roster: Roster,
+        stage: int,
+        group: StageGroup,
+        runner: StageRunner,
+        before: DenseBoundary | None,
+        after: DenseBoundary | None,
     ) -> None:
-        group = StageGroup(
-            self._net, self._identity, roster, stage, self.ledger.account, self._plan, call_s=lambda: CALL_S
-        )
         broken: Broken | None = None
         async with trio.open_nursery() as writers:
             self.generation = Generation(
@@ -246,10 +255,10 @@ class Participant:
                 ledger=self.ledger,
                 random=self._random,
                 on_applied=self._applied,
-                snapshot=lambda step: self._snapshot(runner, step, stage, roster.generation, writers),
+                on_broken=lambda broken: self._spread(roster, broken),
+                snapshot=lambda step: self._keeper.save(runner, step, stage, roster.generation, writers),
                 silence=Deadline(floor_s=SILENCE_FLOOR_S, ceiling_s=SILENCE_CEILING_S),
             )
-            self._rounds.attach(group)
             self.totals.begin(stage, self.generation, runner)
             try:
                 self._check(roster)
@@ -261,8 +270,9 @@ class Participant:
 
     def _check(self, roster: Roster) -> None:
         """What happened to the generation while this node built its stage."""
-        if self._aborted is not None and self._aborted[0] == roster.generation:
-            raise self._aborted[1]
+        for generation, sender, broken in self._aborts:
+            if generation == roster.generation and roster.stage_of(sender) is not None:
+                raise broken
         for member, stage in roster.members:
             if not self.membership.connected(member):
                 raise Broken(f"lost {member.short} of stage {stage} before the generation began", member)
@@ -279,33 +289,6 @@ class Participant:
 
     def _plan(self, step: int) -> StepPlan:
         return step_plan(self._manifest, step)
-
-    async def _restore(self, runner: StageRunner, step: int, stage: int) -> None:
-        started = time.monotonic()
-        self.waits.waiting("for the disk", f"loading the snapshot of step {step}")
-        loaded = await trio.to_thread.run_sync(self._snapshots.load, step, stage)
-        await runner.restore(loaded.tensors, step)
-        self._recorder.emit(e.SnapshotLoaded(step, str(loaded.path), loaded.size_bytes, time.monotonic() - started))
-
-    async def _snapshot(self, runner: StageRunner, step: int, stage: int, generation: int, writers: trio.Nursery) -> None:
-        """Copy the stage at `step` when it is due; the disk is written while training goes on."""
-        every = self._manifest.snapshot.every
-        if step != self._manifest.steps and not (every and step % every == 0):
-            return
-        started = time.monotonic()
-        tensors = await runner.snapshot()
-
-
-        async def write() -> None:
-            try:
-                written = await trio.to_thread.run_sync(self._snapshots.write, step, stage, generation, tensors)
-            except SnapshotError as failed:
-                self._recorder.emit(e.SnapshotFailed(step, str(failed)))
-                return
-            self._recorder.emit(e.SnapshotWritten(step, str(written.path), written.size_bytes, time.monotonic() - started))
-            self._say(snapshots=self._held()[1])
-
-        writers.start_soon(write)
 
     def _applied(self, applied: Applied) -> None:
         manifest = self._manifest
@@ -327,19 +310,26 @@ class Participant:
         self.lost_microbatches += self.ledger.abort()
         culprit = str(broken.culprit) if broken.culprit is not None else None
         self._recorder.emit(e.RunAborted(step, broken.reason, culprit))
-        if not broken.told:
-            culprit_raw = broken.culprit.raw if broken.culprit is not None else b""
-            abort = Abort(roster.generation, step, broken.reason[:250], culprit_raw)
-            async with trio.open_nursery() as nursery:
-                for member, _ in roster.members:
-                    if (peer := self._net.peer(member)) is not None:
-                        nursery.start_soon(self._tell, peer, abort)
+        self._spread(roster, broken)
         if broken.failed is not None:
             memory = isinstance(broken.failed, MemoryPlanError | StageMemoryError)
             return Outcome(ExitCode.NO_MEMORY if memory else ExitCode.INTERNAL, broken.reason)
+        if broken.fatal and self._diverged == step:
+            return Outcome(ExitCode.DIVERGED, f"{broken.reason}; it was the same when the step was done again")
         if broken.fatal:
-            return Outcome(ExitCode.DIVERGED, f"{broken.reason}; starting again would meet it again")
+            self._diverged = step
         return None
+
+    def _spread(self, roster: Roster, broken: Broken) -> None:
+        """Tell the members, once a generation, and without waiting for this node's own end of it."""
+        if broken.told or self._spread_generation >= roster.generation or self._tasks is None:
+            return
+        self._spread_generation = roster.generation
+        culprit = broken.culprit.raw if broken.culprit is not None else b""
+        abort = Abort(roster.generation, self.progress.step, printable(broken.reason), culprit)
+        for member, _ in roster.members:
+            if (peer := self._net.peer(member)) is not None:
+                self._tasks.start_soon(self._tell, peer, abort)
 
     async def _tell(self, peer: Peer, abort: Abort) -> None:
         try:
@@ -349,35 +339,40 @@ class Participant:
 
     async def _on_abort(self, peer: Peer, abort: Abort) -> Answer:
         roster, generation = self._roster, self.generation
-        if roster is None or roster.generation != abort.generation or roster.stage_of(peer.peer_id) is None:
-            return Answer(False, f"generation {abort.generation} is not under way here")
+        if roster is not None and abort.generation < roster.generation:
+            return Answer(False, f"generation {abort.generation} is over")
         culprit = PeerId(abort.culprit) if len(abort.culprit) == 32 else None
         # Whether it is fatal is for each node to see itself: nobody can stop others by saying so.
-        broken = Broken(f"{peer.peer_id.short} says: {abort.reason}", culprit, told=True)
-        self._aborted = (roster.generation, broken)
-        if generation is not None:
+        broken = Broken(f"{peer.peer_id.short} says: {printable(abort.reason)}", culprit, told=True)
+        self._aborts.append((abort.generation, peer.peer_id, broken))
+        mine = roster is not None and abort.generation == roster.generation and roster.stage_of(peer.peer_id) is not None
+        if generation is not None and mine:
             generation.break_off(broken)
         return Answer(True)
 
     # -- what happens around it ---------------------------------------------------------------------------------------------------
     async def follow(self, events: trio.MemoryReceiveChannel[NetEvent]) -> None:
-        """Carry the network's events to whoever they concern."""
-        async for event in events:
-            self.membership.on_event(event)
-            if (event_for_people := told(event, self._stage_of)) is not None:
-                self._recorder.emit(event_for_people)
-            if isinstance(event, PeerLost):
-                self._member_lost(event.peer_id, str(event.reason))
+        """Carry the network's events to whoever they concern, until cancelled."""
+        async with trio.open_nursery() as self._tasks:
+            async for event in events:
+                self.membership.on_event(event)
+                if (event_for_people := told(event, self._stage_of)) is not None:
+                    self._recorder.emit(event_for_people)
+                if isinstance(event, PeerLost):
+                    self._member_lost(event.peer_id, str(event.reason))
 
     def _member_lost(self, peer_id: PeerId, reason: str) -> None:
         claim = self.membership.claim_of(peer_id)
         finished = claim is not None and claim.state == NodeState.FINISHED
-        if self._roster is None or self.generation is None or finished:
+        if self._roster is None or finished:
             return
         stage = self._roster.stage_of(peer_id)
         if stage is not None:
-            name = f"{claim.name} ({peer_id.short})" if claim is not None else peer_id.short
-            self.generation.break_off(Broken(f"lost {name} of stage {stage} in step {self.progress.step}: {reason}", peer_id))
+            name = f"{printable(claim.name)} ({peer_id.short})" if claim is not None else peer_id.short
+            broken = Broken(f"lost {name} of stage {stage} in step {self.progress.step}: {reason}", peer_id)
+            self._aborts.append((self._roster.generation, self._net.peer_id, broken))
+            if self.generation is not None:
+                self.generation.break_off(broken)
 
     def _stage_of(self, peer_id: PeerId) -> int | None:
         claim = self.membership.claim_of(peer_id)

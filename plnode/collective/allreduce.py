@@ -32,6 +32,14 @@ AHEAD = 4
 """Pieces a rank is ready to receive at once from each peer and phase: 4 MiB hide 40 ms of latency at 800 Mbit/s."""
 
 
+class Spoilt(Exception):
+    """A member's contribution is not finite."""
+
+    def __init__(self, member: PeerId) -> None:
+        super().__init__(f"the gradient of {member.short} is not finite")
+        self.member = member
+
+
 class _Mailbox:
     """Pieces from one peer: keyed slots out, buffers in."""
 
@@ -178,6 +186,9 @@ class Reducer:
                 for rank, mailbox in self._mailboxes.items():
                     await mailbox.wait(self._key(step, CONTRIBUTION, piece, rank))
                 others = scratch.pop(piece.number)
+                for rank, contribution in others.items():
+                    if not np.isfinite(contribution.sum()):
+                        raise Spoilt(self._members[rank])
                 own = vector[piece.start : piece.end]
                 total = own.copy() if self._rank == 0 else others[0]
                 for rank in range(1, len(self._members)):

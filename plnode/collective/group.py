@@ -85,11 +85,14 @@ class StageGroup:
         self._done_before = roster.step
         self._changed = trio.Event()
         self._fault: RoundError | None = None
+        self.on_change: Callable[[], None] = lambda: None
+        """Called at every change: a sign of life of the group."""
 
     def account_changed(self) -> None:
         """This node's account has grown (or something arrived): whoever waits in `agree` looks again."""
         self._changed.set()
         self._changed = trio.Event()
+        self.on_change()
 
     async def agree(self, plan: StepPlan) -> Agreement:
         """Wait until the group's accounts cover the step, then agree on the round.
@@ -173,11 +176,15 @@ class StageGroup:
 
     # -- member -----------------------------------------------------------------------------------------------------------
     async def _follow(self, plan: StepPlan) -> Agreement:
+        # A fault is raised after the nursery: out of it, it would come as a group of exceptions.
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._report, plan)
-            while plan.step not in self._committed:
-                await self._look_again()
+            while plan.step not in self._committed and self._fault is None:
+                await self._changed.wait()
             nursery.cancel_scope.cancel()
+        if plan.step not in self._committed:
+            assert self._fault is not None
+            raise self._fault
         return self._committed[plan.step]
 
     async def _report(self, plan: StepPlan) -> None:
@@ -241,8 +248,11 @@ class StageGroup:
             if not member.verify(ROUND, terms.digest, commit.signatures[64 * rank : 64 * rank + 64]):
                 return Answer(False, f"the signature of {member.short} is not valid")
         losses = np.frombuffer(commit.losses, LOSS) if len(commit.losses) % LOSS.itemsize == 0 else np.empty(0, LOSS)
-        if len(losses) != plan.total:
-            return Answer(False, f"{len(losses)} losses for {plan.total} microbatches")
+        if len(losses) != plan.total or not np.isfinite(losses).all():
+            return Answer(False, f"{len(losses)} losses, not all finite, for {plan.total} microbatches")
+        mine = self._account(commit.step).losses
+        if any(losses[index] != loss for index, loss in mine.items()):
+            return Answer(False, "the losses of my own microbatches are other ones")
         self._committed[commit.step] = Agreement(terms, {i: float(v) for i, v in enumerate(losses)})
         self.account_changed()
         return Answer(True)

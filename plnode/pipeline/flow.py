@@ -85,6 +85,7 @@ class Flow:
         self._take_next(hop, payload)
         if self._last:
             gradient, ready = forward.gradient, forward.ready
+            self.microbatch_s = forward.seconds
             self._finite(microbatch, forward, hop)
             self._accumulated(microbatch, forward.loss_sum or 0.0)
         else:
@@ -104,6 +105,7 @@ class Flow:
             self._ledger.apply(microbatch, Input.START_BACKWARD)
             backward = await self._runner.backward(number, waiter.payload)
             self._runner.release(waiter.payload)
+            self._alive()
             if backward.nonfinite is not None:
                 raise self._not_finite(microbatch, backward.nonfinite, sent_by=down.peer_id)
             gradient, ready = backward.payload, backward.ready
@@ -120,8 +122,8 @@ class Flow:
         self._ledger.apply(microbatch, Input.START_FORWARD)
         forward = await self._runner.evaluate((microbatch.step, microbatch.index), payload, ids)
         self._take_next(hop, payload)
+        self._finite(microbatch, forward, hop)
         if self._last:
-            self._finite(microbatch, forward, hop)
             self._ledger.apply(microbatch, Input.EVALUATED, forward.loss_sum or 0.0)
         else:
             assert forward.payload is not None
@@ -133,6 +135,7 @@ class Flow:
 
     def _take_next(self, hop: Upstream | None, payload: memoryview | None) -> None:
         """The forward has its input: the buffer is free, the replica that sent it may send another."""
+        self._alive()
         if hop is not None and payload is not None:
             self._runner.release(payload)
             self._edges.grant(hop)

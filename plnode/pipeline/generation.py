@@ -15,32 +15,35 @@ told, and the caller starts again from snapshots.  Nothing in here ever goes on 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from random import Random
+from typing import TypeVar
 
 import numpy as np
 import trio
 
 from plnode.collective.accounts import summed
-from plnode.collective.allreduce import Reducer
+from plnode.collective.allreduce import Reducer, Spoilt
 from plnode.collective.deadline import Deadline
 from plnode.collective.group import RoundError, StageGroup
 from plnode.collective.messages import REDUCE
 from plnode.pipeline.broken import Broken, short
 from plnode.pipeline.flow import Flow, Ids
-from plnode.pipeline.hops import BOUNDARY, Edges, Upstream
+from plnode.pipeline.hops import BOUNDARY, Edges, HopLost, Upstream
 from plnode.pipeline.ledger import Ledger, LedgerError, StepPlan
 from plnode.pipeline.microbatch import Microbatch, era
 from plnode.pipeline.window import Window
 from plnode.stage.boundary import DenseBoundary
-from plnode.stage.errors import BadPayload, StageError
+from plnode.stage.errors import BadPayload, RunnerFailed, StageError, StageMemoryError
 from plnode.stage.runner import StageRunner
 from plnode.swarm.roster import Roster
 from wire.errors import WireError
 from wire.identity import PeerId
 from wire.net import Net, Peer
 from wire.tensor import DType
+
+Fault = TypeVar("Fault", bound=BaseException)
 
 DRIFT = 2
 """Steps that a microbatch may be ahead of the replica that gets it.  A replica without work in step t may still be in the round of
@@ -90,6 +93,7 @@ class Generation:
         ledger: Ledger,
         random: Random,
         on_applied: Callable[[Applied], None],
+        on_broken: Callable[[Broken], None],
         snapshot: Callable[[int], Awaitable[None]],
         silence: Deadline,
     ) -> None:
@@ -101,6 +105,9 @@ class Generation:
         self._group = group
         self.ledger = ledger
         self._on_applied = on_applied
+        self._on_broken = on_broken
+        self._longest_gap_s = 0.0
+        group.on_change = self._live
         self._silence = silence
         self._origins = roster.group(0)
         self._origin = self._origins.index(net.peer_id) if stage == 0 else -1
@@ -138,9 +145,10 @@ class Generation:
 
     # -- the outside -----------------------------------------------------------------------------------------------------------
     def break_off(self, broken: Broken) -> None:
-        """End the generation from outside: a member was lost, or another node said so.  The first reason counts."""
+        """End the generation from outside: a member was lost, or another node said so.  The first reason counts, and is told at once."""
         if self._broken is None:
             self._broken = broken
+            self._on_broken(broken)
             self._scope.cancel()
 
     def waits_for(self) -> str:
@@ -197,8 +205,13 @@ class Generation:
             self.break_off(Broken(str(wrong), wrong.culprit))
         except BadPayload as wrong:
             self.break_off(Broken(f"{short(peer_id)} sent a payload that cannot be read: {wrong}", peer_id))
-        except StageError as failed:
+        except HopLost as lost:
+            self._lost(lost.peer_id, lost.cause)
+        except (StageMemoryError, RunnerFailed) as failed:
             self.break_off(Broken(f"the device of stage {self._stage}: {failed}", self._net.peer_id, failed=failed))
+        except StageError as wrong:
+            # A microbatch that does not belong here: twice, too late, too many.  Ours never do.
+            self.break_off(Broken(f"{short(peer_id)} sent what stage {self._stage} cannot take: {wrong}", peer_id))
         except LedgerError as wrong:
             self.break_off(Broken(f"the ledger of stage {self._stage} does not add up: {wrong}", peer_id or self._net.peer_id))
 
@@ -258,6 +271,9 @@ class Generation:
         for protocol in (BOUNDARY, REDUCE):
             self._net.delivered(protocol).raise_watermark(era(self._roster.generation, plan.step + 1))
         self._live()
+        # The longest silence of each step is what the next ones are measured by: the many short gaps between say nothing.
+        self._silence.observe(self._longest_gap_s)
+        self._longest_gap_s = 0.0
         seconds = time.monotonic() - started
         loss = heldout = None
         heldout_tokens = plan.evaluate * self._work.tokens_per_microbatch
@@ -284,13 +300,16 @@ class Generation:
         elements = self._runner.gradient_elements
         vector = np.empty(elements, np.float64) if self._runner.gradient_dtype is DType.fp64 else np.empty(elements, np.float32)
         await self._runner.export_gradients(vector.data.cast("B"))
-        failed: BaseExceptionGroup[WireError] | None = None
+        failed: BaseExceptionGroup[WireError | Spoilt] | None = None
         try:
             await self._reducer.reduce(vector, plan.step)
-        except* WireError as causes:
+        except* (WireError, Spoilt) as causes:
             failed = causes
         if failed is not None:
-            raise Broken(f"the all-reduce of step {plan.step} failed: {_causes(failed)}")
+            spoilt = failed.subgroup(Spoilt)
+            culprit = next(iter(_leaves(spoilt))).member if spoilt is not None else None
+            reasons = "; ".join(sorted({str(leaf) for leaf in _leaves(failed)}))
+            raise Broken(f"the all-reduce of step {plan.step} failed: {reasons}", culprit)
         self._live()
         await self._runner.import_gradients(vector.data.cast("B"))
 
@@ -335,9 +354,10 @@ class Generation:
         self._live()
 
     def _may_receive(self, microbatch: Microbatch) -> bool:
-        """Whether such a microbatch can come now: within its step's set, from an existing origin, at most `DRIFT` steps ahead."""
+        """Whether such a microbatch can come now: within its step's set, of the origin that draws it, at most `DRIFT` steps ahead."""
         fits = self.step <= microbatch.step <= min(self.step + DRIFT, self._work.steps)
-        return fits and microbatch.index < self._work.plan(microbatch.step).total and microbatch.origin < len(self._origins)
+        drawn_there = microbatch.origin == microbatch.index % len(self._origins)
+        return fits and drawn_there and microbatch.index < self._work.plan(microbatch.step).total
 
     # -- trouble -----------------------------------------------------------------------------------------------------------------
     def _lost(self, peer_id: PeerId | None, failed: WireError) -> None:
@@ -358,7 +378,7 @@ class Generation:
             started = trio.current_time()
             with trio.move_on_after(self._silence.seconds):
                 await self._alive.wait()
-                self._silence.observe(trio.current_time() - started)
+                self._longest_gap_s = max(self._longest_gap_s, trio.current_time() - started)
                 continue
             self.break_off(Broken(f"nothing has happened for {self._silence.seconds:.0f} s; waited for {self.waits_for()}"))
 
@@ -367,9 +387,10 @@ def _listed(numbers: tuple[int, ...]) -> str:
     return ", ".join(str(n) for n in numbers[:8]) + (", ..." if len(numbers) > 8 else "")
 
 
-def _causes(group: BaseExceptionGroup[WireError]) -> str:
-    flat: list[str] = []
+def _leaves(group: BaseExceptionGroup[Fault]) -> Iterator[Fault]:
+    """The exceptions of a group, however deep."""
     for error in group.exceptions:
-        flat.append(_causes(error) if isinstance(error, BaseExceptionGroup) else str(error))
-    return "; ".join(sorted(set(flat)))
-
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

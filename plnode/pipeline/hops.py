@@ -26,6 +26,7 @@ from plnode.pipeline.route import Candidate, choose
 from plnode.stage.boundary import DenseBoundary
 from plnode.stage.jobs import Ready
 from plnode.stage.runner import StageRunner
+from wire.errors import WireError
 from wire.identity import PeerId
 from wire.messages import Key
 from wire.net import Peer, ReadyBytes, TensorReceiver, TensorSender
@@ -35,6 +36,15 @@ BOUNDARY = "boundary/1"
 AHEAD = 2
 """Unkeyed slots a sender: one microbatch may arrive while the one before it waits for the device."""
 SMOOTHING = 0.2  # weight of a new service time; about the last ten microbatches count
+
+
+class HopLost(Exception):
+    """Sending to this very neighbour failed."""
+
+    def __init__(self, peer_id: PeerId, cause: WireError) -> None:
+        super().__init__(str(cause))
+        self.peer_id = peer_id
+        self.cause = cause
 
 
 def channel_name(generation: int, direction: int) -> bytes:
@@ -169,7 +179,7 @@ class Edges:
     ) -> Downstream:
         """Hand an activation to the replica that is cheapest now; returns it when it has acknowledged every byte.
 
-        Oldest microbatch first when several wait for credit.  Wire errors pass through; a cancel drops the send.
+        Oldest microbatch first when several wait for credit.  Raises HopLost; a cancel drops the send.
         """
         hop = await self._take_slot(microbatch, len(payload))
         key = microbatch.key(self.generation, self.stage, FORWARD)
@@ -183,9 +193,8 @@ class Edges:
             await hop.sender.send(
                 key, payload, dtype=shape.dtype, shape=shape.shape, codec=shape.codec, order=_age(microbatch), ready=_progress(ready)
             )
-        except BaseException:
-            hop.outstanding -= 1
-            raise
+        except WireError as failed:
+            raise HopLost(hop.peer_id, failed) from failed
         hop.observe_transfer(len(payload), time.monotonic() - started)
         if not wants_gradient:
             hop.outstanding -= 1
@@ -196,9 +205,12 @@ class Edges:
         assert self._in is not None
         shape = self._in.expectation(BACKWARD)
         key = microbatch.key(self.generation, self.stage - 1, BACKWARD)
-        await hop.sender.send(
-            key, payload, dtype=shape.dtype, shape=shape.shape, codec=shape.codec, order=_age(microbatch), ready=_progress(ready)
-        )
+        try:
+            await hop.sender.send(
+                key, payload, dtype=shape.dtype, shape=shape.shape, codec=shape.codec, order=_age(microbatch), ready=_progress(ready)
+            )
+        except WireError as failed:
+            raise HopLost(hop.peer_id, failed) from failed
 
     def gradient_came(self, hop: Downstream, key: Key) -> None:
         hop.awaited.discard(key)

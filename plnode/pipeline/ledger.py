@@ -51,7 +51,6 @@ class Counts:
     done: int = 0
     evaluated: int = 0
     lost: int = 0
-    refused: int = 0
 
 
 class Ledger:

@@ -58,6 +58,12 @@ class SnapshotStore:
                 return load_snapshot(stored, self._open, run=self._run, stage=stage)
         raise SnapshotError(f"{self.folder / str(step)}: no snapshot of stage {stage} here")
 
+    def set_aside(self, step: int, stage: int) -> None:
+        """Rename the root of a snapshot that proved damaged: it is no longer listed, and can still be looked at."""
+        for stored in list_snapshots(self.folder):
+            if (stored.step, stored.stage) == (step, stage):
+                stored.root_path.rename(stored.root_path.with_suffix(".damaged"))
+
     def _seal(self, payload: bytes, step: int) -> bytes:
         return seal(self._identity, ROOT_DOMAIN, payload, run=self._run, seq=step, not_after=0)
 

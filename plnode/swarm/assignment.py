@@ -1,8 +1,8 @@
 """Who holds which stage before a generation begins: a pure function of the claims that a node has seen.
 
 The swarm is as fast as its poorest stage, so a node goes where the need is greatest (assignment.md, section 2): first to stages
-with fewer members than the run starts with, emptiest first; then to the stage with the least measured work rate per FLOP
-share.  Every node evaluates the same function on the claims it knows and takes its own line of the result.  While claims are
+with fewer members than the run starts with, emptiest first; then to the stage whose replicas together do the fewest
+microbatches an hour.  Every node evaluates the same function on the claims it knows and takes its own line of the result.  While claims are
 still on their way two nodes may pick the same stage; as soon as both claims are known everywhere the function sends exactly one
 of them on, so that it converges without a leader and without waiting for quiet.
 
@@ -23,10 +23,9 @@ from wire.identity import PeerId
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """One stage: the share of the model's FLOPs it holds (sums to 1) and the bytes a node needs for it."""
+    """One stage and the bytes that a node needs for it."""
 
     stage: int
-    flops_share: float
     memory_bytes: int
 
 
@@ -89,7 +88,7 @@ def assign(nodes: Sequence[Candidate], needs: Sequence[Need], replicas: int, run
         elif short:
             put(candidate, min(short, key=lambda s: (members[s], s)))
         elif fits:
-            put(candidate, min(fits, key=lambda s: (speeds[s] / by_stage[s].flops_share, _tie(candidate.peer, run, s))))
+            put(candidate, min(fits, key=lambda s: (speeds[s], _tie(candidate.peer, run, s))))
         else:
             put(candidate, None)
     return result

@@ -2,8 +2,9 @@
 
 The proposer is the lowest id of the nodes that could begin; it asks all others to sign, and when the signatures are complete sends
 them to everybody.  Whoever signed waits for the commit for a bounded time and then forgets its vote, so a proposer that dies in
-between costs a deadline, never a hang; the next attempt has a greater generation number.  A member that misses its commit does
-no harm either: it never opens its slots, the others wait for it, find it not taking part and abort the generation.
+between costs a deadline, never a hang; the next attempt has a greater generation number.  When a member does not take its commit,
+the proposer calls the generation off for all.  Who does not sign, or cannot be reached, is left out of the next proposals where there
+are enough others: one badly connected volunteer must not keep the run from starting.
 
 Why a node waits is said once per cause, in words, through the recorder.
 """
@@ -20,22 +21,24 @@ import trio
 from plnode.observe.waits import Waits
 from plnode.swarm.claims import NodeState
 from plnode.swarm.membership import Membership
-from plnode.swarm.messages import MUSTER, Answer, Commit, Propose, Vote
+from plnode.swarm.messages import ABORT, MUSTER, Abort, Answer, Commit, Propose, Vote
 from plnode.swarm.quorum import Present, Shortage, Start, quorum
-from plnode.swarm.roster import Roster, Voter, objection
-from wire.errors import WireError
+from plnode.swarm.roster import GENERATIONS_AHEAD, Roster, Voter, base_generation, next_generation, objection
+from wire.errors import WireError, printable
 from wire.identity import ROUND, Identity, PeerId
 from wire.net import Net, Peer
 
 VOTE_S = 10.0
 RETRY_S = 1.0
-GENERATIONS_AHEAD = 64  # 2^21 numbers (microbatch.era) last for 2^15 agreements even if somebody lies each time
+SHUNNED_S = 120.0  # who did not sign is left out for so long where there are enough others
 
 
 @dataclass(slots=True)
 class _Signed:
+    """A vote that may still be committed.  `ended` when it was, or when a newer vote replaces it."""
+
     roster: Roster
-    committed: trio.Event
+    ended: trio.Event
     begins: bool = False
 
 
@@ -52,6 +55,7 @@ class Muster:
         *,
         stages: int,
         replicas: int,
+        steps: int,
         data_dir: Path,
         random: Random,
     ) -> None:
@@ -62,11 +66,13 @@ class Muster:
         self._waits = waits
         self._stages = stages
         self._replicas = replicas
+        self._steps = steps
         self._file = data_dir / "generation"
         self._random = random
         self._last_voted = self._read_voted()
         self._signed: _Signed | None = None
-        self._objection: str | None = None
+        self._proposing = False
+        self._shunned: dict[PeerId, float] = {}
         net.serve_calls(MUSTER, Propose, self._on_propose)
         net.serve_calls(f"{MUSTER}/commit", Commit, self._on_commit)
 
@@ -76,7 +82,7 @@ class Muster:
         while True:
             changed = self._membership.changed()
             if self._signed is not None:
-                roster = await self._wait_for_commit(self._signed)
+                roster = await self._wait_for_commit()
                 if roster is not None:
                     return roster
                 continue
@@ -105,26 +111,38 @@ class Muster:
         ready = [
             Present(peer, claim.stage, claim.snapshots)
             for peer, claim in self._membership.present()
-            if claim.state == NodeState.READY and claim.stage is not None
+            if claim.state == NodeState.READY and claim.stage is not None and max(claim.snapshots, default=0) <= self._steps
         ]
-        return quorum(ready, self._stages, self._replicas)
+        now = trio.current_time()
+        self._shunned = {peer: until for peer, until in self._shunned.items() if until > now}
+        without = quorum([node for node in ready if node.peer not in self._shunned], self._stages, self._replicas)
+        return without if isinstance(without, Start) else quorum(ready, self._stages, self._replicas)
+
+    def _generations(self) -> list[int]:
+        return [claim.generation for _, claim in self._membership.present()]
 
     # -- proposing ------------------------------------------------------------------------------------------------------
     async def _propose(self, start: Start) -> Roster | None:
-        # What others claim moves the number on, but not far at once: a liar must not be able to use the numbers up.
-        seen = [min(claim.generation, self._last_voted + GENERATIONS_AHEAD) for _, claim in self._membership.present()]
-        roster = Roster(self._run, max([*seen, self._last_voted]) + 1, start.step, start.roster)
+        generation = next_generation(self._last_voted, self._generations())
+        roster = Roster(self._run, generation, start.step, start.roster)
         self._waits.waiting("for votes", f"generation {roster.generation} from step {roster.step}, {len(roster.members)} nodes")
         own = self._vote(roster)
+        self._proposing = True
         votes: dict[PeerId, bytes] = {self._net.peer_id: own}
         refusals: list[str] = []
         async with trio.open_nursery() as nursery:
             for peer, _ in roster.members:
                 if peer != self._net.peer_id:
                     nursery.start_soon(self._ask, roster, peer, votes, refusals)
+        self._proposing = False
         if refusals or len(votes) != len(roster.members):
             self._waits.waiting("for votes", "; ".join(sorted(refusals)))
+            for peer, _ in roster.members:
+                if peer not in votes:
+                    self._shunned[peer] = trio.current_time() + SHUNNED_S
             return None
+        if self._signed is not None:
+            return None  # a lower id has proposed meanwhile, and has our vote
         signatures = b"".join(votes[p] for p, _ in roster.members)
         commit = Commit(roster.generation, roster.digest, signatures)
         unanswered: list[str] = []
@@ -133,9 +151,23 @@ class Muster:
                 if peer != self._net.peer_id:
                     nursery.start_soon(self._tell, commit, peer, unanswered)
         if unanswered:
-            self._waits.waiting("for members", "; ".join(sorted(unanswered)))
-        # Those that did take the commit have begun; without the others the generation will be aborted in agreement.
+            reason = "not every member took the commit: " + "; ".join(sorted(unanswered))
+            self._waits.waiting("for members", reason)
+            abort = Abort(roster.generation, roster.step, reason[:250])
+            async with trio.open_nursery() as nursery:
+                for peer, _ in roster.members:
+                    if peer != self._net.peer_id:
+                        nursery.start_soon(self._call_off, abort, peer)
+            return None
         return roster
+
+    async def _call_off(self, abort: Abort, peer_id: PeerId) -> None:
+        peer = self._net.peer(peer_id)
+        try:
+            if peer is not None:
+                await peer.call(ABORT, abort, Answer, deadline_s=VOTE_S)
+        except WireError:
+            return  # it will notice that the others do not take part
 
     async def _ask(self, roster: Roster, peer_id: PeerId, votes: dict[PeerId, bytes], refusals: list[str]) -> None:
         peer = self._net.peer(peer_id)
@@ -148,7 +180,7 @@ class Muster:
             refusals.append(f"{peer_id.short}: {failed}")
             return
         if not vote.signature:
-            refusals.append(f"{peer_id.short}: {vote.reason}")
+            refusals.append(f"{peer_id.short}: {printable(vote.reason)}")
         elif not peer_id.verify(ROUND, roster.digest, vote.signature):
             refusals.append(f"{peer_id.short}: the signature is not valid")
         else:
@@ -180,9 +212,15 @@ class Muster:
                         nursery.start_soon(self._try_connect, member)
             reason = objection(roster, peer.peer_id, self._voter())
         if reason is not None:
-            return Vote(b"", reason)
+            return Vote(b"", reason[:400])
+        if self._proposing and peer.peer_id > self._net.peer_id:
+            return Vote(b"", "my own proposal is under way")
+        if self._signed is not None and self._signed.begins:
+            return Vote(b"", f"generation {self._signed.roster.generation} has just begun")
         signature = self._vote(roster)
-        self._signed = _Signed(roster, trio.Event())
+        replaced, self._signed = self._signed, _Signed(roster, trio.Event())
+        if replaced is not None:
+            replaced.ended.set()
         self._membership.wake()
         return Vote(signature)
 
@@ -197,7 +235,10 @@ class Muster:
         own = self._membership.own
         connected = frozenset(p.peer_id for p in self._net.peers())
         decision = self.decide()
-        anything_later = any(claim.snapshots and max(claim.snapshots) > 0 for _, claim in self._membership.present())
+        anything_later = any(
+            claim.state == NodeState.READY and 0 < max(claim.snapshots, default=0) <= self._steps
+            for _, claim in self._membership.present()
+        )
         newest = decision.step if isinstance(decision, Start) else int(anything_later)
         return Voter(
             me=self._net.peer_id,
@@ -206,6 +247,7 @@ class Muster:
             snapshots=own.snapshots,
             last_voted=self._last_voted,
             newest_step=newest,
+            plausible_generation=base_generation(self._last_voted, self._generations()) + 2 * GENERATIONS_AHEAD,
             reachable=frozenset(r.peer_id for r in self._net.known()) | connected if everybody else connected,
             stages=self._stages,
             replicas=self._replicas,
@@ -229,14 +271,20 @@ class Muster:
             if not member.verify(ROUND, signed.roster.digest, commit.signatures[64 * number : 64 * number + 64]):
                 return Answer(False, f"the signature of {member.short} is not valid")
         signed.begins = True
-        signed.committed.set()
+        signed.ended.set()
         return Answer(True)
 
-    async def _wait_for_commit(self, signed: _Signed) -> Roster | None:
-        with trio.move_on_after(2 * VOTE_S):
-            await signed.committed.wait()
-        self._signed = None
-        return signed.roster if signed.begins else None
+    async def _wait_for_commit(self) -> Roster | None:
+        """Wait for the commit of whatever was signed last: a proposal that was refused by others is followed by a newer one."""
+        while (signed := self._signed) is not None:
+            with trio.move_on_after(2 * VOTE_S):
+                await signed.ended.wait()
+            if signed.begins:
+                self._signed = None
+                return signed.roster
+            if self._signed is signed:
+                self._signed = None
+        return None
 
     async def _change(self, changed: trio.Event, at_most_s: float | None) -> None:
         with trio.move_on_after(at_most_s if at_most_s is not None else float("inf")):

@@ -33,12 +33,9 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """It cannot; `reason` says what is missing, for the person who waits.
-
-    `stale_stages` is set when the hold is about snapshots."""
+    """It cannot; `reason` says what is missing, for the person who waits."""
 
     reason: str
-    stale_stages: tuple[int, ...] = ()
 
 
 def quorum(present: Sequence[Present], stages: int, replicas: int) -> Start | Shortage:
@@ -68,6 +65,5 @@ def quorum(present: Sequence[Present], stages: int, replicas: int) -> Start | Sh
     )
     return Shortage(
         f"the run stood at step {newest}, but not every stage has {replicas} nodes with that snapshot on disk ({holders}); "
-        "start the nodes that held them with their old data folders",
-        lacking,
+        "start the nodes that held them with their old data folders"
     )

@@ -9,7 +9,7 @@ number can never both be complete.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import msgpack
@@ -74,9 +74,26 @@ class Voter:
     snapshots: tuple[int, ...]
     last_voted: int
     newest_step: int  # the newest step that any node seen ready could restart from
+    plausible_generation: int  # no agreement can honestly be further on
     reachable: Container[PeerId]
     stages: int
     replicas: int
+
+
+GENERATIONS_AHEAD = 64
+"""How far beyond what most nodes say a generation number may jump.  There are 2^21 of them (pipeline.microbatch.era): a liar must
+not be able to use them up, and a node that was away for long must be able to catch up."""
+
+
+def base_generation(last_voted: int, claimed: Sequence[int]) -> int:
+    """The number of the last agreement as most nodes have it: the median of what they claim, never less than our own vote."""
+    return max(last_voted, sorted(claimed)[(len(claimed) - 1) // 2] if claimed else 0)
+
+
+def next_generation(last_voted: int, claimed: Sequence[int]) -> int:
+    """The number to propose: one more than any that is plausible."""
+    base = base_generation(last_voted, claimed)
+    return max([base, *(number for number in claimed if number <= base + GENERATIONS_AHEAD)]) + 1
 
 
 def objection(roster: Roster, sender: PeerId, voter: Voter) -> str | None:
@@ -92,6 +109,8 @@ def objection(roster: Roster, sender: PeerId, voter: Voter) -> str | None:
         return f"I hold stage {voter.stage}, not {mine}"
     if roster.generation <= voter.last_voted:
         return f"I have already signed for generation {voter.last_voted}"
+    if roster.generation > voter.plausible_generation:
+        return f"generation {roster.generation} is far ahead of {voter.last_voted}"
     if roster.step and roster.step not in voter.snapshots:
         return f"I have no snapshot of step {roster.step}"
     if roster.step < voter.newest_step:

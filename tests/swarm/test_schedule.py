@@ -38,7 +38,7 @@ def check(replicas: list[Replica], train: int, evaluate: int, steps: int) -> Non
     assert done == train * steps
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     replicas=st.integers(1, 6).flatmap(lambda stages: st.lists(st.integers(1, 3), min_size=stages, max_size=stages)),
     train=st.integers(1, 8),

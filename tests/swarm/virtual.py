@@ -248,6 +248,7 @@ def _replica(
         ledger=ledger,
         random=Random(random.random()),
         on_applied=applied.append,
+        on_broken=lambda broken: None,
         snapshot=no_snapshot,
         silence=Deadline(floor_s=600.0, ceiling_s=600.0),
     )

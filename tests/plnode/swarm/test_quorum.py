@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from plnode.swarm.assignment import Candidate, Need, assign
 from plnode.swarm.quorum import Present, Shortage, Start, quorum
-from plnode.swarm.roster import Roster, Voter, objection
+from plnode.swarm.roster import GENERATIONS_AHEAD, Roster, Voter, base_generation, next_generation, objection
 from wire.identity import Identity, PeerId
 
 PEERS = sorted(Identity.generate().peer_id for _ in range(12))
@@ -41,7 +41,6 @@ def test_work_is_never_thrown_away_by_starting_from_zero() -> None:
     present = [Present(PEERS[0], 0, (40,)), Present(PEERS[1], 1, ())]
     shortage = quorum(present, stages=2, replicas=1)
     assert isinstance(shortage, Shortage)
-    assert shortage.stale_stages == (1,)
     assert "step 40" in shortage.reason
     assert "stage 1 has 0 of 1" in shortage.reason
 
@@ -60,7 +59,8 @@ def test_whoever_begins_can_begin(nodes: list[tuple[int, set[int]]], replicas: i
 # -- votes ------------------------------------------------------------------------------------------------------------------------
 ROSTER = Roster(RUN, 3, 0, ((PEERS[0], 0), (PEERS[1], 1)))
 VOTER = Voter(
-    me=PEERS[1], ready=True, stage=1, snapshots=(), last_voted=2, newest_step=0, reachable=frozenset(PEERS), stages=2, replicas=1
+    me=PEERS[1], ready=True, stage=1, snapshots=(), last_voted=2, newest_step=0, plausible_generation=100, reachable=frozenset(PEERS),
+    stages=2, replicas=1,
 )  # fmt: skip
 
 
@@ -76,6 +76,7 @@ def test_a_node_signs_what_it_sees_itself() -> None:
         (ROSTER, PEERS[0], dataclasses.replace(VOTER, me=PEERS[5]), "does not name me"),
         (ROSTER, PEERS[0], dataclasses.replace(VOTER, stage=0), "I hold stage 0"),
         (ROSTER, PEERS[0], dataclasses.replace(VOTER, last_voted=3), "already signed"),
+        (dataclasses.replace(ROSTER, generation=101), PEERS[0], VOTER, "far ahead"),
         (dataclasses.replace(ROSTER, step=20), PEERS[0], VOTER, "no snapshot"),
         (ROSTER, PEERS[0], dataclasses.replace(VOTER, newest_step=20), "could go on from step 20"),
         (ROSTER, PEERS[0], dataclasses.replace(VOTER, replicas=2), "short of 2"),
@@ -85,6 +86,15 @@ def test_a_node_signs_what_it_sees_itself() -> None:
 )
 def test_every_reason_not_to_sign(roster: Roster, sender: PeerId, voter: Voter, reason: str) -> None:
     assert reason in (objection(roster, sender, voter) or "")
+
+
+def test_a_liar_cannot_use_the_generation_numbers_up() -> None:
+    honest = [7, 7, 7, 6]
+    assert next_generation(7, honest) == 8
+    assert next_generation(7, [*honest, 2**32 - 1]) == 8
+    assert next_generation(7, [*honest, 7 + GENERATIONS_AHEAD]) == 8 + GENERATIONS_AHEAD
+    assert base_generation(0, [500, 500, 0]) == 500, "a node that was away catches up"
+    assert base_generation(9, []) == 9
 
 
 def test_a_roster_has_one_form() -> None:
@@ -103,7 +113,7 @@ def test_a_roster_has_one_form() -> None:
 
 # -- assignment -------------------------------------------------------------------------------------------------------------------
 def needs(stages: int) -> list[Need]:
-    return [Need(s, 1 / stages, 100) for s in range(stages)]
+    return [Need(s, 100) for s in range(stages)]
 
 
 def fresh(number: int, **changes: object) -> Candidate:
