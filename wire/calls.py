@@ -145,7 +145,10 @@ class StreamCalls:
         return s.queued
 
     def copy_unsent(self, stream: int) -> None:
-        """Copy what has not left, so that the caller may reuse its buffer: for a sender that is cancelled."""
+        """Copy what has not left, so that the caller may reuse its buffer: for a sender that is cancelled.
+
+        Of a chunk stream that is the rest of one chunk; what a source has not handed out is its own.
+        """
         self._conn.stream(stream).copy_queued()
 
     def read_message(self, stream: int) -> bytes | None:

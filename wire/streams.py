@@ -194,7 +194,9 @@ class Stream:
         return view
 
     def copy_queued(self) -> None:
-        """Replace the caller's memory by copies, so that the caller may reuse it."""
+        """Replace the caller's memory by copies, so that the caller may reuse it; a chunk under way by a copy of its rest."""
+        if self.chunk is not None:
+            self.chunk = memoryview(bytes(self.chunk))
         self.queue = deque(piece if isinstance(piece, bytes) else bytes(piece) for piece in self.queue)
         self.copies = None
 

@@ -8,7 +8,8 @@ the connection.
   slot that fits, because the oldest microbatch holds up the most work; the choice is made when the slot arrives, not when some
   task happens to run.
 * A cancel before the slot leaves nothing; afterwards it becomes a Drop, the slot is burned at both ends, and at most the chunk
-  under way is still sent (from the buffer as it then is: the receiver drains it).
+  under way is still sent.  Its rest is copied, and the buffer is the caller's at once: to wait instead would hold up the cancel for
+  as long as the peer likes; to seal from memory in new use could deliver a cancelled tensor with foreign bytes.
 * When another connection becomes the primary one, the channel is opened anew there.  Transfers that were begun finish where they
   are; the receiver withdraws its unused slots from the old channel and posts them on the new one, and a transfer that met such
   a withdrawal (REFUSED) waits for a slot again by itself.
@@ -46,17 +47,9 @@ class _Send:
     )  # fmt: skip
 
     def __init__(
-        self,
-        age: int,
-        key: Key,
-        data: memoryview,
-        dtype: DType,
-        shape: tuple[int, ...],
-        codec: int,
-        order: int,
-        tags: tuple[int, ...],
-        ready: ReadyBytes | None,
-    ) -> None:
+        self, age: int, key: Key, data: memoryview, dtype: DType, shape: tuple[int, ...], codec: int, order: int,
+        tags: tuple[int, ...], ready: ReadyBytes | None,
+    ) -> None:  # fmt: skip
         self.age, self.key, self.data, self.dtype, self.shape = age, key, data, dtype, shape
         self.codec, self.order, self.tags, self.ready = codec, order, tags, ready
         self.side: _Side | None = None  # set once a slot was taken
@@ -122,8 +115,14 @@ class _Side:
 
     def cancel(self, send: _Send) -> None:
         if self.sends.pop(send.transfer, None) is not None and not self.over:
+            self._copy_chunk()
             self.channel.cancel(send.transfer)
             self.pump()
+
+    def _copy_chunk(self) -> None:
+        """A buffer is about to be its owner's again while the session may still be sealing from it."""
+        if self.link.session.is_live(self.chunks):
+            self.link.session.copy_unsent(self.chunks)
 
     def pump(self) -> None:
         """Carry what the automaton has to say, as far as there is credit, and what happened to the sends."""
@@ -184,6 +183,8 @@ class _Side:
         if self.over:
             return
         self.pump()
+        self._copy_chunk()
+        self.channel.close(Code.CANCELLED)  # nothing more is read from the buffers, whether their slots were withdrawn or not
         error = error_for(Code.CANCELLED, detail="the receiver closed the channel")
         for send in list(self.sends.values()):
             send.finish(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import numpy as np
 import pytest
@@ -171,6 +171,42 @@ async def test_a_cancelled_send_frees_the_channel_for_the_next(autojump_clock: C
         assert e.sender.pending == 0 and e.receiver.posted == 1 and not e.dropped
         await send(e.sender, 3, tensor(3))  # the same key: the cancelled one was never delivered
         assert (await e.receiver.receive()).buffer == tensor(3)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+async def test_the_buffer_is_the_callers_at_once_after_a_cancel(closed: bool, autojump_clock: Clock) -> None:
+    """A chunk is half sealed and the pipe full: its rest leaves later, and is what it was, whatever the buffer is used for."""
+    async with ends(capacity=10 << 10) as e:
+        target, source, data = buffer(), tensor(1), bytes(tensor(1))
+        e.receiver.post(target)
+        await trio.sleep(1)
+        far, gate = e.world.pipes[0][1], trio.Event()
+        receive_into = far.receive_into
+
+        async def held_up(view: memoryview) -> int:
+            await gate.wait()
+            return await receive_into(view)
+
+        far.receive_into = held_up  # type: ignore[method-assign, assignment]
+
+        async def sending() -> None:
+            with suppress(WireError):
+                await send(e.sender, 1, source)
+
+        started = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sending)
+            await trio.sleep(0.5)
+            if closed:
+                e.sender.close()
+            else:
+                nursery.cancel_scope.cancel()
+        assert trio.current_time() == started + 0.5
+        source[:] = bytes([255]) * SIZE
+        gate.set()
+        await trio.sleep(1)
+        assert target[:262_144] == data[:262_144] and target[262_144:] == bytes(SIZE - 262_144)
+        assert not e.dropped and e.receiver.posted == 1
 
 
 async def test_unposting_gives_the_buffer_back_once(autojump_clock: Clock) -> None:
