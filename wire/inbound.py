@@ -7,7 +7,7 @@ that claims too much ends the connection whether it is true or forged.)
 Never waits: everything that arrives is either covered by credit, a posted slot, or a bounded number of answers.  What an
 answer costs is taken from a token bucket by kind; a peer that empties one is told EXCESSIVE.
 
-Hot paths (DATA) are written out here, on purpose: a call costs as much as everything else that is done for a small message.
+Hot paths (DATA, CHUNK) are written out here, on purpose: a call costs as much as everything else that is done for a small message.
 """
 
 from __future__ import annotations
@@ -73,7 +73,6 @@ class Inbound:
             FrameType.OPEN: self._on_open,
             FrameType.ACCEPT: self._on_accept,
             FrameType.RESET: self._on_reset,
-            FrameType.CHUNK: self._on_chunk,
         }
 
     def receive(self, data: memoryview, now: float) -> int:
@@ -93,9 +92,9 @@ class Inbound:
             body = data[body_at:stop]
             size -= TAG_BYTES
             at = stop
+            if conn.state is ConnectionState.HELLO and kind in (DATA, CHUNK):
+                raise RemoteProtocolError(Code.PROTOCOL, f"{FrameType(kind).name} before HELLO")
             if kind == DATA:
-                if conn.state is ConnectionState.HELLO:
-                    raise RemoteProtocolError(Code.PROTOCOL, "DATA before HELLO")
                 stream = streams.get(number)
                 if stream is None or stream.state is State.CLOSED:
                     self._drop(number, header, body, size)
@@ -126,6 +125,10 @@ class Inbound:
                     conn.bytes_in[stream.cls] += size
                     if flags:
                         self._finished(stream)
+            elif kind == CHUNK:
+                open_into(header, body, scratch[:size])
+                conn.bytes_in[0] += size
+                self._on_chunk(number, scratch[:size])
             else:
                 self._on_frame(number, kind, header, body, size, now)
             conn.last_in = now
@@ -287,8 +290,6 @@ class Inbound:
         conn = self._conn
         if not self._opens.take(now):
             raise RemoteProtocolError(Code.EXCESSIVE, "OPEN too often")
-        if conn.is_own(number) or number < conn.next_peer:
-            raise RemoteProtocolError(Code.PROTOCOL, f"OPEN of stream {number}, {conn.next_peer} or above was due")
         if number != conn.next_peer:
             raise RemoteProtocolError(Code.PROTOCOL, f"OPEN of stream {number}, {conn.next_peer} was due")
         opened = decode(body, OpenBody)
@@ -359,7 +360,7 @@ class Inbound:
         conn.forget(stream)
         conn.events.append(StreamWasReset(number, code, detail))
 
-    def _on_chunk(self, number: int, body: memoryview, _now: float) -> None:
+    def _on_chunk(self, number: int, body: memoryview) -> None:
         conn = self._conn
         stream = conn.streams.get(number)
         if stream is None:

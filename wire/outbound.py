@@ -148,7 +148,8 @@ class Outbound:
             rest = chunk.data
             head = CHUNK_BODY.pack(chunk.slot, chunk.index, len(rest), chunk.flags)
             used = self._sealer.seal_into(stream.id, CHUNK, 0, head, out)
-            stream.order = source.order if source is not None else 0
+            if len(rest) > self.quantum:
+                stream.order = source.order if source is not None else 0
         quantum = self.quantum
         if len(rest) > quantum:
             used += self._sealer.seal_into(stream.id, DATA, 0, rest[:quantum], out[used:])

@@ -100,6 +100,8 @@ class SenderChannel:
         self._open: dict[int, _OpenSlot] = {}  # posted and unused, in order of posting
         self._by_slot: dict[int, _Transfer] = {}
         self._by_number: dict[int, _Transfer] = {}
+        self._best: _Transfer | None = None  # what `_next` found, if it has looked
+        self._looked = False
         self._held: _Transfer | None = None  # of which the session has the chunk handed out last
         self._next_number = 0
         self._messages: list[Begin | Drop] = []
@@ -157,6 +159,7 @@ class SenderChannel:
         transfer = _Transfer(self._next_number, slot, key, data, order, ready)
         self._next_number += 1
         self._by_slot[slot] = self._by_number[transfer.number] = transfer
+        self._looked = False
         self._messages.append(message)
         return transfer.number
 
@@ -169,6 +172,7 @@ class SenderChannel:
         if not state.ready_bytes <= ready_bytes <= len(state.data):
             raise LocalProtocolError(f"{ready_bytes} ready bytes after {state.ready_bytes}, of {len(state.data)}")
         state.ready_bytes = ready_bytes
+        self._looked = False
 
     def cancel(self, transfer: int) -> bool:
         """Stop sending; the slot is burned at both ends and SendEnded follows.  False if the transfer had ended already."""
@@ -222,6 +226,7 @@ class SenderChannel:
         self._held = state
         index = state.next_index
         state.next_index += 1
+        self._looked = False
         start = index * self._limits.chunk_bytes
         return OutChunk(state.slot, index, state.data[start : start + self._limits.chunk_bytes], 0)
 
@@ -275,6 +280,9 @@ class SenderChannel:
         return min(fitting)[1] if fitting else None
 
     def _next(self) -> _Transfer | None:
+        """Whose chunk goes next.  Asked twice a chunk, looked for once: `_looked` is cleared by all that may change the answer."""
+        if self._looked:
+            return self._best
         chunk = self._limits.chunk_bytes
         best: _Transfer | None = None
         for state in self._by_number.values():
@@ -282,10 +290,12 @@ class SenderChannel:
             ready = start < len(state.data) and min(start + chunk, len(state.data)) <= state.ready_bytes
             if ready and (best is None or state.order < best.order):
                 best = state
+        self._best, self._looked = best, True
         return best
 
     def _end(self, state: _Transfer, code: Code) -> None:
         del self._by_slot[state.slot], self._by_number[state.number]
+        self._looked = False
         if state is self._held:
             state.ended = code
         else:

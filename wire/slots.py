@@ -35,6 +35,8 @@ from .messages import Begin, Done, Drop, Key, Slot, Unslot, encode
 from .tensor import Expectation
 
 SLOT_MAX = 2**32 - 1
+# Chunks that nobody waits for: looking at each costs 8 us, a tenth of a chunk's time at 2.5 GB/s; 64 are some kilobytes of events.
+GATHERED_MAX = 64
 
 # Where chunks go that nobody wants.  One for the process: it is written, never read, so channels cannot disturb each other in it.
 _DUSTBIN = memoryview(bytearray(DEFAULT_LIMITS.chunk_bytes))
@@ -177,6 +179,11 @@ class ReceiverChannel:
         """Take the messages to send, in order."""
         taken, self._messages = self._messages, []
         return taken
+
+    def due(self, *, chunks: bool) -> bool:
+        """Whether to look at ``events`` after a chunk: a slot has ended, somebody waits for ``chunks``, or enough have gathered."""
+        events = self._events
+        return bool(events) and (chunks or len(events) >= GATHERED_MAX or not isinstance(events[-1], ChunkReady))
 
     def events(self) -> list[ReceiverEvent]:
         """Take what happened, in order."""

@@ -104,6 +104,32 @@ def test_a_tensor_arrives_and_is_announced_chunk_by_chunk(size: int, begin_last:
     assert (pair.receiver.open_slots, pair.sender.transfers, pair.sender.free_slots()) == (0, 0, 0)
 
 
+def test_chunks_that_nobody_waits_for_are_looked_at_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`due`: a chunk for whoever waits for chunks, the end of a slot for everybody, and never more than a few kept."""
+    pair = Pair()
+    pair.post(3 * CHUNK)
+    pair.slots()
+    pair.begin(KEY, data_of(3 * CHUNK))
+    pair.begins()
+    assert not pair.receiver.due(chunks=True)
+    pair.chunk()
+    assert pair.receiver.due(chunks=True) and not pair.receiver.due(chunks=False)
+    pair.chunk()
+    pair.chunk()
+    assert pair.receiver.due(chunks=False)
+    pair.receiver.events()
+    assert not pair.receiver.due(chunks=True)
+    monkeypatch.setattr("wire.slots.GATHERED_MAX", 2)
+    pair.post(3 * CHUNK)
+    pair.slots()
+    pair.begin(OTHER, data_of(3 * CHUNK))
+    pair.begins()
+    pair.chunk()
+    assert not pair.receiver.due(chunks=False)
+    pair.chunk()
+    assert pair.receiver.due(chunks=False)
+
+
 def test_the_sender_hands_out_views_not_copies() -> None:
     pair = Pair()
     pair.post(2 * CHUNK)

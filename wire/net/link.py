@@ -15,8 +15,8 @@ What costs time in such a design is task switches, about 15 us each in trio, aga
 * Bulk is decrypted straight into the buffer that a waiting task has posted.  When it is full, its task must run before the next
   record is opened, or that record needs memory of its own and a copy out of it: the reader gives way (`give_way`), for two rounds
   of the scheduler, because within one trio runs tasks in random order.  It waits for nobody: a task that does not post in time
-  has its bytes kept, up to the credit.  With 256 KiB records and 1 MiB buffers a receiver needs 280 us a MiB with this, 400
-  with one round and 450 with none (`python -m bench link`).
+  has its bytes kept, up to the credit.  With 256 KiB records and 1 MiB buffers a receiver needs 275 us a MiB with this, 330
+  with one round or none (`python -m bench link`).
 
 The read buffer (`wire/intake.py`) exists only after authentication; before, `upgrade.py` holds 16 KiB.
 

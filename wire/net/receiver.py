@@ -105,7 +105,7 @@ class _Side:
 
     def placed(self, slot: int, index: int) -> None:
         self.channel.placed(slot, index)
-        if not self._due:
+        if not self._due and self.channel.due(chunks=self.owner.on_chunk is not None):
             self._due = True
             self.link.soon(self._after)
 
