@@ -104,7 +104,8 @@ class Muster:
                 roster = await self._propose(decision)
                 if roster is not None:
                     return roster
-                await self._change(changed, RETRY_S * (0.5 + self._random.random()))
+                # Not "until something changes": our own proposal changed something at everybody.
+                await trio.sleep(RETRY_S * (0.5 + self._random.random()))
 
     def decide(self) -> Start | Shortage:
         """What this node makes of the nodes it sees ready."""
