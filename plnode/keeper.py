@@ -23,9 +23,20 @@ STEPS_TOLD = 8  # the most that a claim holds
 
 
 class Keeper:
-    """`every`: steps between snapshots, 0 = only after the last step.  `changed()` is called when `steps` is another."""
+    """`every`: steps between snapshots, 0 = only after the last step.  `changed()` is called when `steps` is another.  `common()`: the
+    newest step that all stages hold; it is kept, whatever is newer here, because a stage whose disk fails falls back on it."""
 
-    def __init__(self, store: SnapshotStore, *, every: int, last: int, recorder: Recorder, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        store: SnapshotStore,
+        *,
+        every: int,
+        last: int,
+        recorder: Recorder,
+        changed: Callable[[], None],
+        common: Callable[[], int],
+    ) -> None:
+        self._common = common
         self._store = store
         self._every = every
         self._last = last
@@ -67,7 +78,7 @@ class Keeper:
         async def write() -> None:
             async with self._disk:
                 try:
-                    written = await trio.to_thread.run_sync(self._store.write, step, stage, generation, tensors)
+                    written = await trio.to_thread.run_sync(self._store.write, step, stage, generation, tensors, self._common())
                 except (SnapshotError, OSError) as failed:
                     self._recorder.emit(e.SnapshotFailed(step, str(failed)))
                     return

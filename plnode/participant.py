@@ -87,6 +87,7 @@ class Participant:
             last=self._manifest.steps,
             recorder=recorder,
             changed=lambda: self._say(snapshots=self._keeper.steps),
+            common=self._common_step,
         )
         self._sequence = SequenceClock(settings.data_dir / "statements.seq")
         self._memory = settings.memory_bytes or psutil.virtual_memory().available
@@ -101,7 +102,8 @@ class Participant:
         self._rounds = Rounds(net)
         self._muster = Muster(
             net, identity, self._run, self.membership, self.waits, stages=self._manifest.stages.count,
-            replicas=self._manifest.stages.replicas, steps=self._manifest.steps, data_dir=settings.data_dir, random=self._random,
+            replicas=self._manifest.stages.replicas, steps=self._manifest.steps,
+            first_snapshot=self._manifest.snapshot.every, data_dir=settings.data_dir, random=self._random,
         )  # fmt: skip
         self.generation: Generation | None = None
         self.ledger = Ledger()
@@ -191,7 +193,7 @@ class Participant:
         if stage != own.stage or own.state == NodeState.STARTING:
             plan = self._plans[stage]
             self._recorder.emit(e.StageAssigned(stage, plan.first_layer, plan.end_layer, plan.parameters, plan.memory_bytes))
-        self._say(state=NodeState.READY, stage=stage, snapshots=self._keeper.steps)
+        self._say(state=NodeState.READY, stage=stage, snapshots=self._keeper.steps, generation=self._muster.last_voted)
         return True
 
     # -- one generation ---------------------------------------------------------------------------------------------------------
@@ -277,6 +279,14 @@ class Participant:
             if not self.membership.connected(member):
                 raise Broken(f"lost {member.short} of stage {stage} before the generation began", member)
 
+    def _common_step(self) -> int:
+        """The newest step that some connected node of every stage holds, as they say; 0 without any."""
+        held: dict[int, set[int]] = {stage: set() for stage in range(self._manifest.stages.count)}
+        for _, claim in self.membership.present():
+            if claim.stage in held:
+                held[claim.stage].update(claim.snapshots)
+        return max(set.intersection(*held.values()), default=0)
+
     def _work(self) -> Work:
         return Work(
             stages=self._manifest.stages.count,
@@ -294,20 +304,17 @@ class Participant:
         manifest = self._manifest
         if applied.trained:
             self.progress.done(applied.step, applied.loss)
-            loss = applied.loss if applied.loss is not None else self.progress.loss
-            done = e.StepDone(applied.step, applied.loss, manifest.batch.tokens, applied.seconds, applied.grad_norm, False)
-            self._recorder.emit(done)
+            tokens = manifest.batch.tokens
+            self._recorder.emit(e.StepDone(applied.step, applied.loss, tokens, applied.seconds, applied.grad_norm, False))
             if time.monotonic() - self._claimed_at > CLAIM_EVERY_S:
                 self._say(step=applied.step + 1, loss_micronats=micronats(applied.loss), microbatches_per_hour=self._speed())
-            self.progress.loss = loss
         if applied.heldout is not None:
             self._recorder.emit(e.HeldOut(applied.step, applied.heldout, applied.heldout_tokens))
 
     async def _broken(self, roster: Roster, broken: Broken) -> Outcome | None:
         """Say why the generation ended, tell the members, and decide whether this node goes on."""
         self._roster = None
-        step = self.progress.step
-        self.lost_microbatches += self.ledger.abort()
+        step, self.lost_microbatches = self.progress.step, self.lost_microbatches + self.ledger.abort()
         culprit = str(broken.culprit) if broken.culprit is not None else None
         self._recorder.emit(e.RunAborted(step, broken.reason, culprit))
         self._spread(roster, broken)
@@ -339,8 +346,8 @@ class Participant:
 
     async def _on_abort(self, peer: Peer, abort: Abort) -> Answer:
         roster, generation = self._roster, self.generation
-        if roster is not None and abort.generation < roster.generation:
-            return Answer(False, f"generation {abort.generation} is over")
+        if roster is not None and (abort.generation < roster.generation or roster.stage_of(peer.peer_id) is None):
+            return Answer(False, f"generation {abort.generation} is over, or you are not in it")
         culprit = PeerId(abort.culprit) if len(abort.culprit) == 32 else None
         # Whether it is fatal is for each node to see itself: nobody can stop others by saying so.
         broken = Broken(f"{peer.peer_id.short} says: {printable(abort.reason)}", culprit, told=True)
@@ -366,8 +373,7 @@ class Participant:
         finished = claim is not None and claim.state == NodeState.FINISHED
         if self._roster is None or finished:
             return
-        stage = self._roster.stage_of(peer_id)
-        if stage is not None:
+        if (stage := self._roster.stage_of(peer_id)) is not None:
             name = f"{printable(claim.name)} ({peer_id.short})" if claim is not None else peer_id.short
             broken = Broken(f"lost {name} of stage {stage} in step {self.progress.step}: {reason}", peer_id)
             self._aborts.append((self._roster.generation, self._net.peer_id, broken))

@@ -30,7 +30,7 @@ from plnode.collective.messages import ACCOUNT, BALLOT, ROUND_COMMIT, AccountRep
 from plnode.pipeline.ledger import Account, StepPlan
 from plnode.swarm.messages import Answer, Vote
 from plnode.swarm.roster import Roster
-from wire.errors import WireError
+from wire.errors import WireError, printable
 from wire.identity import ROUND, Identity, PeerId
 from wire.net import Net, Peer
 
@@ -129,7 +129,7 @@ class StageGroup:
         async def ask(member: PeerId) -> None:
             vote = await self._call(member, BALLOT, ballot, Vote)
             if not vote.signature or not member.verify(ROUND, terms.digest, vote.signature):
-                raise RoundError(f"{member.short} does not sign step {plan.step}: {vote.reason or 'invalid signature'}", member)
+                raise RoundError(f"{member.short} does not sign step {plan.step}: {printable(vote.reason) or 'invalid signature'}", member)
             votes[member] = vote.signature
 
         await self._ask_all(ask)
@@ -146,7 +146,7 @@ class StageGroup:
         async def tell(member: PeerId) -> None:
             answer = await self._call(member, ROUND_COMMIT, commit, Answer)
             if not answer.ok:
-                raise RoundError(f"{member.short} does not take the commit of step {plan.step}: {answer.reason}", member)
+                raise RoundError(f"{member.short} does not take the commit of step {plan.step}: {printable(answer.reason)}", member)
 
         await self._ask_all(tell)
         return Agreement(terms, losses)
@@ -199,7 +199,8 @@ class StageGroup:
                 try:
                     answer = await self._call(self.leader, ACCOUNT, report, Answer)
                     if not answer.ok:
-                        raise RoundError(f"{self.leader.short} refuses my account of step {plan.step}: {answer.reason}", self.leader)
+                        why = printable(answer.reason)
+                        raise RoundError(f"{self.leader.short} refuses my account of step {plan.step}: {why}", self.leader)
                 except RoundError as wrong:
                     self._fail(wrong)
                     return

@@ -104,8 +104,10 @@ def write_snapshot(
     step: int,
     generation: int,
     keep: int = 2,
+    protect: int = 0,
 ) -> Stored:
-    """Write a snapshot into ``folder`` (DATA/snapshots) and remove all but the newest ``keep`` of this stage.
+    """Write a snapshot into ``folder`` (DATA/snapshots) and remove all but the newest ``keep`` of this stage and
+    the one of step ``protect``.
 
     ``tensors``: contiguous, on the host, as ``StageRunner.snapshot`` gives them.  ``seal`` makes a signed envelope of domain
     plw/snapshot/1 from the encoded statement.  Replaces a snapshot of the same stage and step.  Raises SnapshotError if the disk
@@ -137,7 +139,8 @@ def write_snapshot(
         shutil.rmtree(partial, ignore_errors=True)
     ours = [s for s in list_snapshots(folder) if s.stage == stage and s.step <= step and _run_of(s.path) in (None, run.hex())]
     for old in ours[:-keep]:
-        _remove(old)
+        if old.step != protect:
+            _remove(old)
     return Stored(step, stage, target / names[0], target / names[1], size)
 
 

@@ -44,11 +44,14 @@ class SnapshotStore:
         """Snapshots of this run with a root that we signed, ascending by (step, stage).  Their weights are not verified yet."""
         return tuple(stored for stored in list_snapshots(self.folder) if self._is_ours(stored))
 
-    def write(self, step: int, stage: int, generation: int, tensors: Mapping[str, Tensor]) -> Stored:
-        """Write the state that ``stage`` has when ``step`` steps were applied.  Raises SnapshotError, having changed nothing."""
+    def write(self, step: int, stage: int, generation: int, tensors: Mapping[str, Tensor], protect: int = 0) -> Stored:
+        """Write the state that ``stage`` has when ``step`` steps were applied.  Raises SnapshotError, having changed nothing.
+
+        Older ones than the newest ``keep`` are removed, but never the one of step ``protect``.
+        """
         return write_snapshot(
             self.folder, tensors, lambda payload: self._seal(payload, step),
-            run=self._run, stage=stage, step=step, generation=generation, keep=self._keep,
+            run=self._run, stage=stage, step=step, generation=generation, keep=self._keep, protect=protect,
         )  # fmt: skip
 
     def load(self, step: int, stage: int) -> Loaded:

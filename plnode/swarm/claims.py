@@ -10,6 +10,7 @@ agreed by signatures of their own.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated
@@ -96,6 +97,14 @@ class ClaimTable:
         claimed = Claimed(statement.signer, statement.seq, statement.not_after, claim, raw)
         self._claims[statement.signer] = claimed
         return claimed
+
+    @property
+    def full(self) -> bool:
+        return len(self._claims) >= self._capacity
+
+    def drop_all_but(self, peers: Container[PeerId]) -> None:
+        """Make room: claims of nodes that are not connected are worth least, and anybody can make thousands of them."""
+        self._claims = {peer: claimed for peer, claimed in self._claims.items() if peer in peers}
 
     def expire(self, now_unix: float) -> None:
         for peer in [p for p, c in self._claims.items() if c.not_after and c.not_after + 300 < now_unix]:

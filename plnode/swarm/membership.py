@@ -196,6 +196,8 @@ class Membership:
     def _take(self, raws: tuple[bytes, ...], source: Peer) -> None:
         news = []
         for raw in raws:
+            if self._table.full:
+                self._table.drop_all_but({p.peer_id for p in self._net.peers()} | {self._net.peer_id})
             try:
                 claimed = self._table.accept(raw, self._wall())
             except WireError:

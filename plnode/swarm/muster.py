@@ -11,6 +11,7 @@ Why a node waits is said once per cause, in words, through the recorder.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from wire.net import Net, Peer
 
 VOTE_S = 10.0
 RETRY_S = 1.0
+VOTES_APART_S = 0.4  # less than the pause between two tries; whoever proposes faster only wants to use the numbers up
 SHUNNED_S = 120.0  # who did not sign is left out for so long where there are enough others
 
 
@@ -56,6 +58,7 @@ class Muster:
         stages: int,
         replicas: int,
         steps: int,
+        first_snapshot: int,
         data_dir: Path,
         random: Random,
     ) -> None:
@@ -67,6 +70,10 @@ class Muster:
         self._stages = stages
         self._replicas = replicas
         self._steps = steps
+        self._first_snapshot = first_snapshot
+        self._voted_at = -math.inf
+        self._tried = 0
+        self._awaited: tuple[PeerId, float] | None = None
         self._file = data_dir / "generation"
         self._random = random
         self._last_voted = self._read_voted()
@@ -99,6 +106,7 @@ class Muster:
                 await self._change(changed, None)
             elif me != min(members):
                 self._waits.waiting("for the proposer", f"{min(members).short} proposes the next generation")
+                self._await_proposer(min(members))
                 await self._change(changed, VOTE_S)
             else:
                 roster = await self._propose(decision)
@@ -106,6 +114,15 @@ class Muster:
                     return roster
                 # Not "until something changes": our own proposal changed something at everybody.
                 await trio.sleep(RETRY_S * (0.5 + self._random.random()))
+
+    def _await_proposer(self, proposer: PeerId) -> None:
+        """A node that should propose and does not is left out like one that does not sign."""
+        now = trio.current_time()
+        if self._awaited is None or self._awaited[0] != proposer:
+            self._awaited = (proposer, now)
+        elif now - self._awaited[1] > 2 * VOTE_S:
+            self._shunned[proposer] = now + SHUNNED_S
+            self._awaited = None
 
     def decide(self) -> Start | Shortage:
         """What this node makes of the nodes it sees ready."""
@@ -116,34 +133,41 @@ class Muster:
         ]
         now = trio.current_time()
         self._shunned = {peer: until for peer, until in self._shunned.items() if until > now}
-        without = quorum([node for node in ready if node.peer not in self._shunned], self._stages, self._replicas)
-        return without if isinstance(without, Start) else quorum(ready, self._stages, self._replicas)
+        trusted = [node for node in ready if node.peer not in self._shunned]
+        without = quorum(trusted, self._stages, self._replicas, self._first_snapshot)
+        return without if isinstance(without, Start) else quorum(ready, self._stages, self._replicas, self._first_snapshot)
 
     def _generations(self) -> list[int]:
         return [claim.generation for _, claim in self._membership.present()]
 
     # -- proposing ------------------------------------------------------------------------------------------------------
     async def _propose(self, start: Start) -> Roster | None:
-        generation = next_generation(self._last_voted, self._generations())
+        generation = next_generation(max(self._last_voted, self._tried), self._generations())
         roster = Roster(self._run, generation, start.step, start.roster)
         self._waits.waiting("for votes", f"generation {roster.generation} from step {roster.step}, {len(roster.members)} nodes")
-        own = self._vote(roster)
         self._proposing = True
-        votes: dict[PeerId, bytes] = {self._net.peer_id: own}
+        votes: dict[PeerId, bytes] = {}
         refusals: list[str] = []
         async with trio.open_nursery() as nursery:
             for peer, _ in roster.members:
                 if peer != self._net.peer_id:
                     nursery.start_soon(self._ask, roster, peer, votes, refusals)
         self._proposing = False
-        if refusals or len(votes) != len(roster.members):
+        if refusals or len(votes) != len(roster.members) - 1:
             self._waits.waiting("for votes", "; ".join(sorted(refusals)))
+            if votes:
+                self._tried = roster.generation  # somebody has signed this number and will not sign it again
             for peer, _ in roster.members:
-                if peer not in votes:
+                if peer not in votes and peer != self._net.peer_id:
                     self._shunned[peer] = trio.current_time() + SHUNNED_S
             return None
         if self._signed is not None:
             return None  # a lower id has proposed meanwhile, and has our vote
+        # Our own vote comes last: a number that others refused is not used up here.
+        own = self._vote(roster)
+        if own is None:
+            return None
+        votes[self._net.peer_id] = own
         signatures = b"".join(votes[p] for p, _ in roster.members)
         commit = Commit(roster.generation, roster.digest, signatures)
         unanswered: list[str] = []
@@ -195,7 +219,7 @@ class Muster:
                 return
             answer = await peer.call(f"{MUSTER}/commit", commit, Answer, deadline_s=VOTE_S)
             if not answer.ok:
-                unanswered.append(f"{peer_id.short}: {answer.reason}")
+                unanswered.append(f"{peer_id.short}: {printable(answer.reason)}")
         except WireError as failed:
             unanswered.append(f"{peer_id.short}: {failed}")
 
@@ -218,7 +242,11 @@ class Muster:
             return Vote(b"", "my own proposal is under way")
         if self._signed is not None and self._signed.begins:
             return Vote(b"", f"generation {self._signed.roster.generation} has just begun")
+        if trio.current_time() - self._voted_at < VOTES_APART_S:
+            return Vote(b"", "I have signed another one a moment ago")
         signature = self._vote(roster)
+        if signature is None:
+            return Vote(b"", "I cannot write my vote down")
         replaced, self._signed = self._signed, _Signed(roster, trio.Event())
         if replaced is not None:
             replaced.ended.set()
@@ -254,12 +282,23 @@ class Muster:
             replicas=self._replicas,
         )
 
-    def _vote(self, roster: Roster) -> bytes:
-        self._last_voted = roster.generation
+    def _vote(self, roster: Roster) -> bytes | None:
+        """Sign, after the number is on disk; None when the disk refuses."""
         temporary = self._file.with_suffix(".new")
-        temporary.write_text(f"{roster.generation}\n")
-        os.replace(temporary, self._file)
+        try:
+            temporary.write_text(f"{roster.generation}\n")
+            os.replace(temporary, self._file)
+        except OSError as refused:
+            self._waits.waiting("for the disk", f"a vote cannot be written to {self._file}: {refused.strerror}")
+            return None
+        self._last_voted = roster.generation
+        self._voted_at = trio.current_time()
         return self._identity.sign(ROUND, roster.digest)
+
+    @property
+    def last_voted(self) -> int:
+        """The greatest generation number that this node has signed; told in its claim, so that others propose a greater one."""
+        return self._last_voted
 
     async def _on_commit(self, peer: Peer, commit: Commit) -> Answer:
         signed = self._signed

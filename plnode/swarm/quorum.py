@@ -3,7 +3,8 @@
 A generation needs `replicas` ready nodes at every stage, all of which can start from one and the same step.  Step 0 can be made
 by anybody from the manifest's seed.  But when somebody holds a later snapshot, starting again from 0 would throw work away
 without a word: then the greatest step that enough holders of *every* stage share is taken, and if there is none, the run holds
-and says which stage lacks a holder of what.
+and says which stage lacks a holder of what.  Unless nothing can be lost: if all that anybody holds is the run's first snapshot, a stage
+was cut off while it wrote its own, nobody ever had a common one, and the run begins again.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Shortage:
     reason: str
 
 
-def quorum(present: Sequence[Present], stages: int, replicas: int) -> Start | Shortage:
-    """Decide on the nodes that are ready."""
+def quorum(present: Sequence[Present], stages: int, replicas: int, first_snapshot: int = 0) -> Start | Shortage:
+    """Decide on the nodes that are ready.  `first_snapshot`: the first step that the run ever writes; 0 = none before its end."""
     by_stage: dict[int, list[Present]] = {stage: [] for stage in range(stages)}
     for node in present:
         if node.stage in by_stage:
@@ -52,7 +53,7 @@ def quorum(present: Sequence[Present], stages: int, replicas: int) -> Start | Sh
     for step in steps:
         able = {s: [n for n in nodes if step == 0 or step in n.snapshots] for s, nodes in by_stage.items()}
         if all(len(nodes) >= replicas for nodes in able.values()):
-            if step == 0 and len(steps) > 1:
+            if step == 0 and steps[0] > first_snapshot:
                 break
             roster = tuple(sorted(((n.peer, s) for s, nodes in able.items() for n in nodes), key=lambda e: (e[1], e[0])))
             return Start(step, roster)

@@ -303,7 +303,7 @@ class Link:
         """Nothing comes or goes any more.  What arrived before stays with the streams; the session says whether it was clean."""
         if self._over:
             return
-        for end in self.ends.values():
+        for end in list(self.ends.values()):  # an end may close its stream
             end.on_pipe_end()
         self.session.receive_end(cause)
         self._dispatch()

@@ -269,12 +269,16 @@ class Peer:
 
     async def run(self) -> None:
         """Drive the peer until its last connection has ended.  A cancel ends all of them without a goodbye."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            for link in self.links:
-                nursery.start_soon(self._run_link, link)
-            await self._gone.wait()
-            nursery.cancel_scope.cancel()
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                for link in self.links:
+                    nursery.start_soon(self._run_link, link)
+                await self._gone.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            self.reason = self.reason or ConnectionLost("this node closed the connection")
+            self._gone.set()  # however it ended: a closing peer takes no new connection
 
     def add(self, link: Link) -> None:
         """Another connection to the same process.  The primary is chosen anew; if we dialled the winner, the losers drain."""

@@ -158,7 +158,8 @@ class _Side:
         self.over = True
         session, now = self.link.session, trio.current_time()
         for number in (self.control, self.chunks):
-            session.send(number, b"", fin=True, now=now)
+            if session.is_live(number):  # the connection may have ended within the kick that brought us here
+                session.send(number, b"", fin=True, now=now)
         self.link.kick()
 
     # -- StreamEnd

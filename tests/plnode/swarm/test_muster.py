@@ -68,7 +68,7 @@ class Swarm:
             self.musters.append(
                 Muster(
                     net, net.identity, RUN, View(self.members, net), Waits(Recorder()), stages=max(stages) + 1,  # type: ignore[arg-type]
-                    replicas=replicas, steps=10, data_dir=data, random=Random(number),
+                    replicas=replicas, steps=10, first_snapshot=0, data_dir=data, random=Random(number),
                 )
             )  # fmt: skip
 

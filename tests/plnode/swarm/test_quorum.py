@@ -45,6 +45,14 @@ def test_work_is_never_thrown_away_by_starting_from_zero() -> None:
     assert "stage 1 has 0 of 1" in shortage.reason
 
 
+def test_a_run_cut_off_in_its_first_snapshot_begins_again() -> None:
+    present = [Present(PEERS[0], 0, (10,)), Present(PEERS[1], 1, ())]
+    start = quorum(present, stages=2, replicas=1, first_snapshot=10)
+    assert isinstance(start, Start)
+    assert start.step == 0
+    assert isinstance(quorum([Present(PEERS[0], 0, (10, 20)), present[1]], 2, 1, first_snapshot=10), Shortage)
+
+
 @given(st.lists(st.tuples(st.integers(0, 2), st.sets(st.integers(1, 4))), max_size=8), st.integers(1, 3))
 def test_whoever_begins_can_begin(nodes: list[tuple[int, set[int]]], replicas: int) -> None:
     present = [Present(PEERS[i], stage, tuple(sorted(steps))) for i, (stage, steps) in enumerate(nodes)]
