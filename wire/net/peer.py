@@ -266,7 +266,6 @@ class Peer:
             self._nursery.start_soon(act)
 
     # -- connections: called by the manager
-
     async def run(self) -> None:
         """Drive the peer until its last connection has ended.  A cancel ends all of them without a goodbye."""
         try:
@@ -278,7 +277,7 @@ class Peer:
                 nursery.cancel_scope.cancel()
         finally:
             self.reason = self.reason or ConnectionLost("this node closed the connection")
-            self._gone.set()  # however it ended: a closing peer takes no new connection
+            self._gone.set()  # a closing peer takes no new connection
 
     def add(self, link: Link) -> None:
         """Another connection to the same process.  The primary is chosen anew; if we dialled the winner, the losers drain."""
