@@ -60,7 +60,7 @@ def test_ids_are_those_of_the_sampler_and_decode_to_the_text() -> None:
         ({"data__sha256": "0" * 64}, "data.sha256"),
         ({"model__tokenizer": "0" * 64}, "model.tokenizer"),
         ({"model__vocab": 2049}, "model.vocab"),
-        ({"evaluation__microbatches": 500}, "evaluation.microbatches"),
+        ({"evaluation__microbatches": 900}, "evaluation.microbatches"),
     ],
 )
 def test_a_manifest_of_other_data_is_refused_with_the_key(change: dict[str, Any], key: str) -> None:
