@@ -24,7 +24,8 @@ from wire.net.seedlist import SeedEntry, SeedList, SeedListError
 from wire.net.seeds import SeedState, SeedStatus
 from wire.net.sender import TensorSender
 from wire.net.stream import MessageStream
-from wire.net.transport import Listener, Pipe, PipeInfo, TcpTransport, Transport
+from wire.net.transport import Listener, Pipe, TcpTransport, Transport
+from wire.pipeinfo import PipeInfo
 
 __all__ = [
     "BindFailed",

@@ -54,8 +54,9 @@ from wire.net.peer import Peer
 from wire.net.seedlist import SeedEntry, SeedList
 from wire.net.seeds import SeedKeeper, SeedState, SeedStatus
 from wire.net.services import ChannelHandler, Handler, Service, Services, TensorService, calls
-from wire.net.transport import Listener, PipeInfo, TcpTransport, Transport, literal
+from wire.net.transport import Listener, TcpTransport, Transport, literal
 from wire.net.upgrade import Local
+from wire.pipeinfo import PipeInfo
 
 log = logging.getLogger("wire.net")
 

@@ -34,12 +34,12 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Protocol
 
 import trio
 
 from wire.address import Address
+from wire.pipeinfo import PipeInfo
 
 # Buffers in one sendmsg call: the kernel's IOV_MAX (POSIX asks for >= 16, Linux and the BSDs give 1024).
 MAX_BUFFERS = 1024
@@ -52,16 +52,6 @@ NOTSENT_LOWAT_S = 0.001  # a fifth of the scheduling quantum (`Limits.record_qua
 _TCP_NOTSENT_LOWAT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", 25 if sys.platform == "linux" else None)
 _TCP_CONGESTION: int | None = getattr(socket, "TCP_CONGESTION", None)
 _HAS_SENDMSG = hasattr(socket.socket, "sendmsg")
-
-
-@dataclass(frozen=True, slots=True)
-class PipeInfo:
-    """What is known about a pipe's two ends."""
-
-    kind: str  # "tcp", or what another transport calls itself
-    local: tuple[str, int]  # host and port of our end
-    remote: tuple[str, int]  # host and port of the other end, without a zone id
-    congestion: str = ""  # congestion control in force, "" if the transport has none
 
 
 class Pipe(Protocol):

@@ -32,8 +32,9 @@ from wire.limits import Limits
 from wire.messages import SessionHello
 from wire.net.causes import HandshakeTimeout
 from wire.net.link import Link
-from wire.net.transport import Pipe, PipeInfo, send_all
+from wire.net.transport import Pipe, send_all
 from wire.noise import Cipher
+from wire.pipeinfo import PipeInfo
 from wire.records import Opener, Sealer
 from wire.session import Session
 

@@ -14,9 +14,10 @@ from wire.limits import DEFAULT_LIMITS
 from wire.messages import SessionHello
 from wire.net import ByteStream, Kind, MessageStream, Peer
 from wire.net.causes import HandshakeTimeout
-from wire.net.transport import PipeInfo, send_all
+from wire.net.transport import send_all
 from wire.net.upgrade import Local, upgrade
 from wire.noise import Cipher
+from wire.pipeinfo import PipeInfo
 
 Clock = trio.testing.MockClock
 CIPHERS = (Cipher.AES256GCM, Cipher.CHACHA20POLY1305)

@@ -21,7 +21,7 @@ import trio.testing
 from wire.address import Address, Scope
 from wire.identity import Identity
 from wire.net import Net, open_net
-from wire.net.transport import PipeInfo
+from wire.pipeinfo import PipeInfo
 
 RUN = bytes(range(32))
 OTHER_RUN = bytes(range(1, 33))

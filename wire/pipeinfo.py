@@ -1,0 +1,19 @@
+"""What is known about the two ends of a pipe, whatever carries it.
+
+A file of its own because two rooms need it that do not know each other: sockets (`wire.net`) and the in-memory internet
+(`wire.sim`) are two implementations of one transport interface.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PipeInfo:
+    """Hosts are numeric, without a zone id."""
+
+    kind: str  # "tcp", or what another transport calls itself
+    local: tuple[str, int]  # host and port of our end
+    remote: tuple[str, int]  # host and port of the other end
+    congestion: str = ""  # congestion control in force, "" if the transport has none
