@@ -69,6 +69,8 @@ class StreamCalls:
         stream = Stream(number, kind, cls, protocol, order, SendWindow(theirs), ReceiveWindow(own, quarter=quarter))
         move_local(stream, Input.SEND_OPEN)
         conn.add(stream, own=True)
+        if conn.windows.start_from_memory(stream):
+            body = encode(OpenBody(kind, protocol, cls, stream.recv.limit, meta))
         conn.replies.add(FrameType.OPEN, number, body)
         return number
 
@@ -81,6 +83,7 @@ class StreamCalls:
         move_local(s, Input.SEND_ACCEPT)
         s.accepted = True
         conn.pending -= 1
+        conn.windows.start_from_memory(s)
         conn.replies.add(FrameType.ACCEPT, stream, encode(AcceptBody(s.recv.limit)))
 
     def refuse(self, stream: int, code: Code) -> None:
@@ -160,7 +163,7 @@ class StreamCalls:
             message = s.messages.popleft()
             size = len(message)
             if s.recv.read(size + MESSAGE_OVERHEAD_BYTES) and s.receiving:
-                conn.replies.add_credit(stream, s.recv.limit)
+                conn.renew(s)
             conn.consumed(size)
             return message
         return self._end_or_nothing(s)
@@ -265,7 +268,7 @@ class StreamCalls:
 
     def _read(self, s: Stream, size: int) -> None:
         if s.recv.read(size) and s.receiving:
-            self._conn.replies.add_credit(s.id, s.recv.limit)
+            self._conn.renew(s)
         self._conn.consumed(size)
 
     def _end_or_nothing(self, s: Stream) -> bytes | None:

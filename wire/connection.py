@@ -12,15 +12,18 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from .budget import Reservation
 from .errors import Code, LocalProtocolError, WireError
 from .events import Event, Kind, SessionClosed, Writable
-from .flow import MESSAGE_OVERHEAD_BYTES, ReceiveWindow, SendWindow
+from .flow import MESSAGE_OVERHEAD_BYTES, SendWindow
 from .limits import Limits
 from .messages import SessionHello
+from .remembered import RememberedWindows
 from .replies import GOAWAY, GOAWAY_HEAD, Replies
 from .rtt import RttMeter
 from .scheduler import Scheduler
 from .streams import State, Stream
+from .windows import Windows
 
 # Chunk streams that we reset: data of them may still arrive and must not be counted, for they have no credit.  Resets are limited
 # to 100/s, so this many cover five seconds under way; a stream is forgotten by the peer when it sees our RESET.
@@ -71,9 +74,21 @@ class Connection:
         "blocked", "bytes_in", "bytes_out", "chunk_streams", "drain_until", "end", "events", "forgotten_chunks",
         "goaway_received", "goaway_sent", "hello", "inbound_live", "initiator", "last_in", "limits", "next_own", "next_peer",
         "outbound_live", "pending", "recv", "replies", "rtt", "scheduler", "send", "state", "streams", "sure_bytes", "violation",
+        "windows",
     )  # fmt: skip
 
-    def __init__(self, *, initiator: bool, limits: Limits, guest: bool, now: float, wall_offset_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        initiator: bool,
+        limits: Limits,
+        guest: bool,
+        now: float,
+        wall_offset_s: float,
+        window_bytes: int | None,
+        reservation: Reservation | None,
+        remembered: RememberedWindows | None,
+    ) -> None:
         self.limits = limits
         self.initiator = initiator
         self.state = ConnectionState.HELLO
@@ -82,12 +97,20 @@ class Connection:
         self.inbound_live = self.outbound_live = self.pending = self.chunk_streams = 0
         self.forgotten_chunks: dict[int, None] = {}
         self.blocked: dict[int, Stream] = {}  # streams whose sender waits for credit
-        # Both sides start from the guest's window, the smallest; the first CREDIT raises it, so they need not agree on more.
-        start = limits.connection_window_guest_bytes
-        self.send = SendWindow(start)
-        self.recv = ReceiveWindow(start if guest else limits.connection_window_mixed_bytes, announced=start)
+        self.send = SendWindow(limits.connection_window_guest_bytes)
         self.rtt = RttMeter(limits)
         self.replies = Replies(limits, self.rtt, wall_offset_s)
+        self.windows = Windows(
+            limits,
+            self.rtt,
+            self.replies,
+            guest=guest,
+            window_bytes=window_bytes,
+            reservation=reservation,
+            remembered=remembered,
+            now=now,
+        )
+        self.recv = self.windows.connection
         self.scheduler: Scheduler[Stream] = Scheduler(limits)
         self.events: list[Event] = []
         self.hello: SessionHello | None = None  # the peer's newest
@@ -126,6 +149,7 @@ class Connection:
     def add(self, stream: Stream, *, own: bool) -> None:
         """Count a new stream as live."""
         self.streams[stream.id] = stream
+        self.windows.adopt(stream)
         if own:
             self.outbound_live += 1
         else:
@@ -151,6 +175,7 @@ class Connection:
         self.blocked.pop(stream.id, None)
         self.scheduler.discard(stream, stream.cls)
         self.replies.forget_credit(stream.id)
+        self.windows.remember(stream)
         if stream.kind is not Kind.CHUNKS:
             unsent = stream.drop_queued()
             if unsent:
@@ -171,7 +196,12 @@ class Connection:
     def consumed(self, size: int) -> None:
         """Bytes of the connection's window were read, or dropped."""
         if self.recv.read(size):
-            self.replies.add_credit(0, self.recv.limit)
+            self.windows.renew_connection()
+
+    def renew(self, stream: Stream) -> None:
+        """A stream's limit rose by what was read: announce it."""
+        if self.windows.renew_stream(stream.recv):
+            self.replies.add_credit(stream.id, stream.recv.limit)
 
     def available(self, stream: Stream) -> int:
         """Bytes that `send` takes now: stream credit, connection credit, and our own bound on what is queued."""
@@ -222,6 +252,7 @@ class Connection:
 
     def _finish(self, error: WireError | None) -> None:
         for stream in self.streams.values():
+            self.windows.remember(stream)
             stream.state = State.CLOSED
             stream.drop_queued()
             stream.drop_unread()
@@ -232,6 +263,7 @@ class Connection:
         self.rtt.clear_open()
         self.inbound_live = self.outbound_live = self.pending = self.chunk_streams = 0
         self.recv.consumed = self.recv.arrived
+        self.windows.release()
         self.drain_until = None
         self.events.append(SessionClosed(error))
 

@@ -19,7 +19,8 @@ A message costs `MESSAGE_OVERHEAD_BYTES` more than its bytes on its stream's win
 without it a peer fills a 64 KiB window with 65,536 objects of one byte.  The connection's window counts plain bytes only,
 because data of a stream that is closed, whose kind is forgotten, must be counted the same way at both ends.
 
-Windows have a fixed size here.  Doubling a window that was half read within two round trips belongs into `ReceiveWindow.read`.
+A window's size may change (windows.py decides when): larger at any time, smaller only as a renewal that is not made, since rule 1
+holds for it as well.
 """
 
 from __future__ import annotations
@@ -68,17 +69,23 @@ class SendWindow:
 class ReceiveWindow:
     """What the peer may send.  `arrived` bytes came, `consumed` of them were read, `limit` is what was announced."""
 
-    __slots__ = ("arrived", "consumed", "limit", "quarter", "size")
+    __slots__ = (
+        "arrived", "consumed", "grows", "limit", "mark_arrived", "mark_at", "mark_consumed", "previous", "quarter", "size", "start",
+    )  # fmt: skip
 
     def __init__(self, size: int, *, quarter: int | None = None, announced: int | None = None) -> None:
         """`size`: bytes granted beyond what was read; `quarter`: how much is read before it is announced; `announced`: what the
         peer believes before our first credit (default: all of `size`).
         """
-        self.size = size
+        self.size = self.start = size
         self.quarter = size // 4 if quarter is None else quarter
         self.limit = size if announced is None else announced
+        self.previous = self.limit  # what was announced before the last rise
         self.arrived = 0
         self.consumed = 0
+        self.grows = False
+        self.mark_at = 0.0  # since when the two below are counted, to see whether the window holds the sender up
+        self.mark_consumed = self.mark_arrived = 0
 
     @property
     def unread(self) -> int:
@@ -96,9 +103,32 @@ class ReceiveWindow:
         self.consumed += size
         limit = self.consumed + self.size
         if limit - self.limit >= self.quarter:
+            self.previous = self.limit
             self.limit = limit
             return True
         return False
+
+    def mark(self, now: float) -> None:
+        """Count from here."""
+        self.mark_at = now
+        self.mark_consumed = self.consumed
+        self.mark_arrived = self.arrived
+
+    def resize(self, size: int) -> None:
+        """Grant `size` bytes from now on; the limit rises if that is more, and is to be announced."""
+        self.size = size
+        self.quarter = size // 4
+        self.limit = max(self.limit, self.consumed + size)
+
+    def fall_back(self) -> bool:
+        """Back to the start size; True if the limit is to be announced nevertheless, because almost all of it was used up.
+
+        Called after a `read` that said True: that rise was not announced, so undoing it lets nothing fall.
+        """
+        self.limit = self.previous
+        self.size = self.start
+        self.quarter = self.size // 4
+        return self.read(0)
 
     def unread_again(self, size: int) -> None:
         """Undo `read`: the application gave bytes back.  What was announced stays announced."""

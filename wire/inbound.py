@@ -147,7 +147,7 @@ class Inbound:
         if stream.commit(size):
             # A waiting reader has it: that is as good as read.
             if stream.recv.read(size):
-                conn.replies.add_credit(stream.id, stream.recv.limit)
+                conn.renew(stream)
             conn.consumed(size)
             if not quiet and stream.posted_filled >= stream.least:
                 conn.events.append(stream.readable)

@@ -58,8 +58,8 @@ class Limits:
     stream_window_bulk_bytes: int = 4 * MIB  # classes 2-4: 336 Mbit/s at 100 ms
     stream_window_min_bytes: int = 64 * KIB  # HELLO may lower the bulk window to this
     stream_window_max_bytes: int = 32 * MIB  # 1 Gbit/s x 250 ms
-    connection_window_control_bytes: int = 1 * MIB
-    connection_window_mixed_bytes: int = 16 * MIB  # one connection that carries all classes
+    connection_window_control_bytes: int = 1 * MIB  # where the first connection of a pair starts
+    connection_window_lane_bytes: int = 16 * MIB  # where one that carries bulk starts
     connection_window_guest_bytes: int = 256 * KIB
     connection_window_max_bytes: int = 64 * MIB
     unread_budget_bytes: int = 2 * GIB  # with 25 % of RAM, whichever is less
@@ -191,8 +191,11 @@ _NESTED: tuple[tuple[str, str], ...] = (
     ("stream_window_control_bytes", "connection_window_control_bytes"),
     ("stream_window_min_bytes", "stream_window_bulk_bytes"),
     ("stream_window_bulk_bytes", "stream_window_max_bytes"),
-    ("stream_window_bulk_bytes", "connection_window_mixed_bytes"),
-    ("connection_window_mixed_bytes", "connection_window_max_bytes"),
+    ("stream_window_bulk_bytes", "connection_window_lane_bytes"),
+    ("stream_window_max_bytes", "connection_window_max_bytes"),  # a stream takes its connection along
+    ("connection_window_guest_bytes", "connection_window_control_bytes"),  # every connection starts from a guest's
+    ("connection_window_control_bytes", "connection_window_lane_bytes"),
+    ("connection_window_lane_bytes", "connection_window_max_bytes"),
     ("inbound_backlog_max", "inbound_streams_max"),
     ("ping_interval_s", "dead_after_s"),
     ("half_open_per_ip", "half_open_max"),

@@ -97,6 +97,11 @@ class RttMeter:
         last = len(ordered) - 1
         return Rtt(self.count, self._samples[-1], self._minima[0][1], self._ewma, ordered[last // 2], ordered[round(last * 0.99)])
 
+    def minimum_s(self, now: float) -> float | None:
+        """The least round trip of the last 60 s; None if there was none."""
+        oldest = now - MIN_KEPT_S
+        return next((rtt for when, rtt in self._minima if when >= oldest), None)
+
     @property
     def clock_offset_s(self) -> float | None:
         """The peer's wall clock minus ours, in seconds; None before the first answer."""

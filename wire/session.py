@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from .budget import Reservation
 from .calls import OPENS_SHARE, StreamCalls
 from .connection import Connection, ConnectionInput, ConnectionState
 from .errors import Code, ConnectionLost, LocalProtocolError, WireError, error_for
@@ -35,9 +36,11 @@ from .messages import SessionHello, encode
 from .outbound import Outbound
 from .rates import Bucket
 from .records import Opener, Sealer
+from .remembered import RememberedWindows
 from .replies import GOAWAY, HELLO
 from .rtt import Rtt
 from .timers import Timers
+from .windows import WindowGauges
 
 
 class Session(StreamCalls):
@@ -57,20 +60,34 @@ class Session(StreamCalls):
         guest: bool = False,
         serves: Callable[[str, bool], Code | None],
         wall_offset_s: float = 0.0,
+        window_bytes: int | None = None,
+        reservation: Reservation | None = None,
+        remembered: RememberedWindows | None = None,
     ) -> None:
         """`hello` is queued as the first frame.  `serves(protocol, guest)` is asked for each OPEN of the peer: None = it becomes
         a `StreamOpened`, a code = refused.  `wall_offset_s`: wall clock minus `now`, for the clock stamps of pings.
+
+        `window_bytes`: the connection's start window; by default a guest's or a control connection's.  `reservation`: at least
+        as much of the process's budget, the session's from now on and released when it ends; without one nothing is counted.
+        `remembered`: the peer's table of last windows, read when a stream begins and written when it ends.
+        Raises ValueError, with the reservation untouched, if these do not fit together.
         """
-        self._conn = conn = Connection(initiator=initiator, limits=limits, guest=guest, now=now, wall_offset_s=wall_offset_s)
+        self._conn = conn = Connection(
+            initiator=initiator,
+            limits=limits,
+            guest=guest,
+            now=now,
+            wall_offset_s=wall_offset_s,
+            window_bytes=window_bytes,
+            reservation=reservation,
+            remembered=remembered,
+        )
         self._in = Inbound(conn, opener, bulk_window=hello.bulk_window, guest=guest, serves=serves, now=now)
         self._out = Outbound(conn, sealer, now)
         self._hello = hello
         self._opens = Bucket(limits.opens_per_s, limits.opens_burst * OPENS_SHARE, now)
         self._timers = Timers(conn, self._out, now)
         conn.replies.add(HELLO, 0, encode(hello))
-        if conn.recv.size > conn.recv.limit:
-            conn.recv.limit = conn.recv.size
-            conn.replies.add_credit(0, conn.recv.limit)
 
     # -- bytes and time
 
@@ -83,6 +100,7 @@ class Session(StreamCalls):
         conn = self._conn
         if conn.state is ConnectionState.CLOSED:
             return len(data)
+        conn.windows.now = now
         try:
             used = self._in.receive(data, now)
         except WireError as error:
@@ -117,6 +135,7 @@ class Session(StreamCalls):
         """Sealed records by priority, in all about `budget` bytes, at least one if anything is ready.  They must be sent in
         order and whole, and are overwritten by the next `pull`.
         """
+        self._conn.windows.now = now
         return self._out.pull(budget, now)
 
     @property
@@ -151,6 +170,7 @@ class Session(StreamCalls):
 
     def tick(self, now: float) -> None:
         """Do what is due: ping, notice that the peer is dead, end the draining, give up a buffer."""
+        self._conn.windows.now = now
         self._timers.tick(now)
 
     def next_timer(self) -> float | None:
@@ -215,6 +235,19 @@ class Session(StreamCalls):
     def clock_offset(self) -> float | None:
         """The peer's wall clock minus ours, in seconds."""
         return self._conn.rtt.clock_offset_s
+
+    def widen(self, window_bytes: int) -> bool:
+        """Raise the connection's start window, for when it turns out what the connection is for; False if the budget is short
+        of it (then refuse the connection with RESOURCE_LIMIT), with nothing changed.
+        """
+        self._alive()
+        return self._conn.windows.widen(window_bytes)
+
+    def windows(self) -> WindowGauges:
+        """How large the windows are now."""
+        conn = self._conn
+        largest = max((s.recv.size for s in conn.streams.values()), default=0)
+        return WindowGauges(conn.send.available, conn.recv.size, largest)
 
     def is_live(self, stream: int) -> bool:
         """Whether calls for this stream make sense: False once it is forgotten, drained the event that says so or not."""

@@ -9,11 +9,13 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field, replace
 
+from wire.budget import Reservation
 from wire.errors import Code, RemoteProtocolError
 from wire.events import Event, Kind
 from wire.limits import DEFAULT_LIMITS, Limits
 from wire.messages import OpenBody, SessionHello, encode
 from wire.records import FrameType
+from wire.remembered import RememberedWindows
 from wire.session import Session
 
 HEADER = struct.Struct(">IIBBH")
@@ -95,8 +97,20 @@ def serve_all(protocol: str, guest: bool) -> Code | None:
 
 
 def make_end(
-    *, initiator: bool, limits: Limits = DEFAULT_LIMITS, serves=serve_all, now: float = 0.0, guest: bool = False, **hello
+    *,
+    initiator: bool,
+    limits: Limits = DEFAULT_LIMITS,
+    serves=serve_all,
+    now: float = 0.0,
+    guest: bool = False,
+    window_bytes: int | None = None,
+    reservation: Reservation | None = None,
+    remembered: RememberedWindows | None = None,
+    **hello,
 ) -> End:
+    """`window_bytes`: by default a lane's, so that one stream's window is smaller than the connection's."""
+    if window_bytes is None:
+        window_bytes = limits.connection_window_guest_bytes if guest else limits.connection_window_lane_bytes
     sealer = NullSealer(limits)
     session = Session(
         initiator=initiator,
@@ -107,6 +121,9 @@ def make_end(
         now=now,
         guest=guest,
         serves=serves,
+        window_bytes=window_bytes,
+        reservation=reservation,
+        remembered=remembered,
     )
     return End(session, sealer)
 

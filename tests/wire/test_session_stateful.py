@@ -30,7 +30,7 @@ LIMITS = replace(
     peer_record_max_bytes=1024,
     stream_window_control_bytes=4096,
     connection_window_guest_bytes=24_000,
-    connection_window_mixed_bytes=4 << 20,
+    connection_window_lane_bytes=4 << 20,
     record_rekey_records=50,
 )
 CLASSES = {Kind.MESSAGE: (1, 2, 3, 4), Kind.BYTE: (1, 2, 3, 4), Kind.CHUNKS: (2, 3, 4)}

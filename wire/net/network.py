@@ -37,6 +37,7 @@ from wire.net.knownpeers import KnownPeers
 from wire.net.link import Link
 from wire.net.listen import Admission, accept_loop, bind_all
 from wire.net.manager import Manager
+from wire.net.memory import process_budget
 from wire.net.netevents import (
     Announcer,
     Complaint,
@@ -113,6 +114,7 @@ class Net:
             hello=self._hello,
             serves=self.services.refusal,
             admit=self._admit,
+            budget=process_budget(limits),
         )
         self.manager = Manager(
             local,
@@ -315,9 +317,7 @@ class Net:
         most = self._inbound_max
         if self.run is not None and not any(offer.run_tag):
             most -= int(most * self.limits.inbound_members_share)  # guests leave room for members
-        if self.manager.links >= most:
-            return Refusal(Code.RESOURCE_LIMIT, FULL_RETRY_MS)
-        return None
+        return Refusal(Code.RESOURCE_LIMIT, FULL_RETRY_MS) if self.manager.links >= most else None
 
     # -- what happens
 

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 
 import trio
 
-from wire.errors import Code, ConnectionLost, RemoteProtocolError, WireError
+from wire.budget import UnreadBudget
+from wire.errors import Code, ConnectionLost, LimitExceeded, RemoteProtocolError, WireError
 from wire.events import Event, HelloReceived, SessionClosed
 from wire.handshake import Handshake, Secrets
 from wire.hello import Hello, Refusal, run_tag
@@ -56,6 +57,8 @@ class Local:
     serves: Callable[[str, bool], Code | None]
     # a full house says so in its hello
     admit: Callable[[Hello], Refusal | None] | None = None
+    # what all connections together may promise to hold; None: not counted
+    budget: UnreadBudget | None = None
 
 
 async def upgrade(pipe: Pipe, local: Local, *, initiator: bool, expected: PeerId | None = None) -> Link:
@@ -110,17 +113,31 @@ async def _hello(pipe: Pipe, local: Local, initiator: bool, secrets: Secrets, re
     """Exchange HELLO frames, which must come first; what else came with the peer's is kept for the link."""
     limits = local.limits
     guest = local.run is None or secrets.peer_run is None
-    session = Session(
-        initiator=initiator,
-        sealer=Sealer(secrets.cipher, secrets.send_key, limits),
-        opener=Opener(secrets.cipher, secrets.recv_key, limits),
-        hello=local.hello(guest, pipe.info()),
-        limits=limits,
-        now=trio.current_time(),
-        guest=guest,
-        serves=local.serves,
-        wall_offset_s=time.time() - trio.current_time(),
-    )
+    window = limits.connection_window_guest_bytes if guest else limits.connection_window_control_bytes
+    reservation = None if local.budget is None else local.budget.reserve(window)
+    try:
+        session = Session(
+            initiator=initiator,
+            sealer=Sealer(secrets.cipher, secrets.send_key, limits),
+            opener=Opener(secrets.cipher, secrets.recv_key, limits),
+            hello=local.hello(guest, pipe.info()),
+            limits=limits,
+            now=trio.current_time(),
+            guest=guest,
+            serves=local.serves,
+            wall_offset_s=time.time() - trio.current_time(),
+            window_bytes=window,
+            reservation=reservation,
+        )
+    except BaseException:
+        if reservation is not None:
+            reservation.release()
+        raise
+    if local.budget is not None and reservation is None:
+        full = LimitExceeded("unread_budget_bytes", local.budget.used + window, local.budget.total)
+        session.abort(full)
+        await _flush(pipe, session)  # our HELLO and the GOAWAY that says why: to an authenticated peer, who may come back later
+        raise full
     buffer = memoryview(bytearray(limits.preauth_max_bytes))
     buffer[: len(rest)] = rest
     filled = len(rest)
@@ -149,6 +166,9 @@ async def _hello(pipe: Pipe, local: Local, initiator: bool, secrets: Secrets, re
     except RemoteProtocolError:
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             pipe.send_now(session.pull(FLUSH_BYTES, trio.current_time()))  # the GOAWAY that says why
+        raise
+    except BaseException as error:
+        session.receive_end(error)  # gives its part of the budget back; a session that failed by itself has done so
         raise
     return Link(
         pipe,
