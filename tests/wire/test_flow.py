@@ -103,3 +103,55 @@ def test_a_bucket_gains_by_time_up_to_its_burst() -> None:
     assert not bucket.take(99.0), "a clock that goes back gains nothing"
     bucket.earn(1.0)
     assert bucket.take(99.0)
+
+
+def test_a_larger_window_raises_the_limit_at_once() -> None:
+    window = ReceiveWindow(100)
+    window.arrive(40)
+    assert window.read(40) and window.limit == 140
+    window.resize(200)
+    assert (window.limit, window.quarter) == (240, 50)
+
+
+def test_a_window_falls_back_by_not_being_renewed() -> None:
+    window = ReceiveWindow(100)
+    window.resize(800)
+    window.arrive(800)
+    assert window.read(300) and window.limit == 1100
+    assert not window.fall_back()
+    assert window.limit == 800, "the last announced limit: never less"
+    assert not window.read(424)
+    assert window.read(1) and window.limit == 825, "a quarter of the start window beyond what was announced"
+
+
+def test_a_window_that_falls_back_with_all_of_it_read_is_renewed_all_the_same() -> None:
+    """Fails, with a sender that waits for ever, if the rise is undone whatever was read."""
+    window = ReceiveWindow(100)
+    window.resize(400)
+    window.arrive(400)
+    assert window.read(400)
+    assert window.fall_back()
+    assert window.limit == 500
+
+
+@given(st.data())
+def test_credit_never_falls_whatever_happens_to_the_window(data: st.DataObject) -> None:
+    start = data.draw(st.integers(4, 100))
+    receiver, sender = ReceiveWindow(start), SendWindow(start)
+    for _ in range(data.draw(st.integers(0, 60))):
+        step = data.draw(st.sampled_from(["send", "read", "fall back", "grow"]))
+        if step == "send" and sender.available:
+            take = data.draw(st.integers(1, sender.available))
+            sender.take(take)
+            receiver.arrive(take)
+        elif step == "grow":
+            receiver.resize(2 * receiver.size)
+            sender.raise_to(receiver.limit)  # raises if it fell
+        elif receiver.unread:
+            rose = receiver.read(data.draw(st.integers(1, receiver.unread)))
+            if rose and (step == "read" or receiver.fall_back()):
+                sender.raise_to(receiver.limit)
+        assert sender.limit == receiver.limit, "nothing rises unannounced"
+    if receiver.unread and receiver.read(receiver.unread):
+        sender.raise_to(receiver.limit)
+    assert sender.available > receiver.size - max(1, receiver.quarter), "a sender never waits for ever"
