@@ -10,7 +10,7 @@ outside them decides.  Small frames starve large ones or the other way round: sc
 taken out of every table in one place, and `gauges` shows all of them.
 
 Roles of the files: `Connection` is the shared state, `Inbound` and `Outbound` the two directions, `StreamCalls` what the
-layer above does with streams, `Timers` what happens by itself.
+layer above does with streams, `Windows` how much the peer may send, `Timers` what happens by itself.
 
 Two kinds of error.  A misuse by us raises LocalProtocolError and leaves the session as it was.  A violation by the peer
 raises RemoteProtocolError out of `receive`, after a GOAWAY was queued (pull once more, then close) and `SessionClosed` was

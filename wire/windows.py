@@ -67,7 +67,8 @@ class Windows:
     ) -> None:
         """`window_bytes`: start window of the connection (default: a guest's or a control connection's)."""
         least = limits.connection_window_guest_bytes
-        start = window_bytes or (least if guest else limits.connection_window_control_bytes)
+        usual = least if guest else limits.connection_window_control_bytes
+        start = usual if window_bytes is None else window_bytes
         if not least <= start <= limits.connection_window_max_bytes:
             raise ValueError(f"a start window of {start} bytes, not {least}..{limits.connection_window_max_bytes}")
         if reservation is None:

@@ -318,7 +318,7 @@ def test_a_session_starts_with_a_control_connections_window_or_a_guests() -> Non
         assert joined.a.session.windows().receive_size == start
 
 
-@pytest.mark.parametrize("start", [GUEST - 1, DEFAULT_LIMITS.connection_window_max_bytes + 1, CONTROL + 1])
+@pytest.mark.parametrize("start", [0, GUEST - 1, DEFAULT_LIMITS.connection_window_max_bytes + 1, CONTROL + 1])
 def test_a_start_window_out_of_bounds_or_beyond_its_reservation_is_a_mistake(start: int) -> None:
     budget, reservation = budget_of(256 * MIB)
     with pytest.raises(ValueError, match="start window"):
