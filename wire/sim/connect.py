@@ -57,22 +57,29 @@ class Dialling:
         net, host = self._net, self.host
         net.after(2.0**self._tries, self.syn)
         self._tries += 1
-        route = net.route(host, self.local, self.remote)
-        if isinstance(route, str):
-            net.note("stray", host.name, self.remote, route)
-            if route == "reset":
-                net.after(2 * host.link.delay_s, self.fail, errno.ECONNREFUSED)
-            return
-        if net.reaches(host, route.host) and not self._unlucky(route.host):
-            net.after(net.delay(host, route.host), self._arrives, route)
+        target = net.somebody_at(host, self.remote[0])
+        net.route(host, self.local, self.remote)  # our own router learns of it now, theirs decides when the packet is there
+        if target is None:
+            net.note("stray", host.name, self.remote)
+        elif net.reaches(host, target) and not self._unlucky(target):
+            net.after(net.delay(host, target), self._arrives)
 
     def _unlucky(self, target: Host) -> bool:
         loss = 0.0 if target is self.host else 1 - (1 - self.host.link.loss) * (1 - target.link.loss)
         return bool(loss) and self._net.rng.random() < loss
 
-    def _arrives(self, route: Route) -> None:
-        net, target = self._net, route.host
-        if self.over or not net.reaches(self.host, target) or (route.local[0] not in (*target.addresses, *target.loopback)):
+    def _arrives(self) -> None:
+        net = self._net
+        if self.over:
+            return
+        route = net.route(self.host, self.local, self.remote)
+        if isinstance(route, str):
+            net.note("stranger", self.host.name, self.remote, route)
+            if route == "reset" and (target := net.somebody_at(self.host, self.remote[0])) is not None:
+                net.after(net.delay(target, self.host), self._turned_away)
+            return
+        target = route.host
+        if not net.reaches(self.host, target):
             return
         back_s = net.delay(target, self.host)
         known = target.connections.get((route.local, route.seen))
@@ -129,6 +136,12 @@ class Dialling:
         self.connected()
         if listener is not None:
             self._net.after(self._net.delay(self.host, pipe.other.host), self._accepted, listener)
+
+    def _turned_away(self) -> None:
+        """A router answered with RST; ours, which sees the connection end, closes the hole again."""
+        if self.host.nat is not None:
+            self.host.nat.revoke(self.local, self.remote)
+        self.fail(errno.ECONNREFUSED)
 
     def _drop_half(self, listener: SimListener | None) -> None:
         if self._half and listener is not None and self.pipe is not None:

@@ -84,6 +84,14 @@ class Internet(Clockwork, Faults):
         jitter = one.link.jitter_s + other.link.jitter_s
         return one.link.delay_s + other.link.delay_s + (jitter * self.rng.random() if jitter else 0.0)
 
+    def somebody_at(self, host: Host, address: str) -> Host | None:
+        """A host that packets to this address end near: whose it is, or one behind the router whose it is."""
+        if address in host.addresses or address in host.loopback:
+            return host
+        home = [each for each in self.hosts if each.nat is host.nat and address in each.addresses] if host.nat is not None else []
+        public = (each for each in self.hosts if address in (each.addresses if each.nat is None else (each.nat.address,)))
+        return home[0] if home else next(public, None)
+
     def route(self, host: Host, local: Place, remote: Place) -> Route | str:
         """Where a first packet goes; makes mappings on its way.  "silent" or "reset" if it does not get anywhere."""
         if remote[0] in host.addresses or remote[0] in host.loopback:

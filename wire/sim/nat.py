@@ -70,6 +70,14 @@ class Router:
         mapping.used_at = now
         return mapping.inside
 
+    def revoke(self, inside: Place, remote: Place) -> Place | None:
+        """No longer let the remote in; the outside name of `inside`, if it has one."""
+        mapping = self._by_inside.get((inside, remote if self.kind == "symmetric" else None))
+        if mapping is None:
+            return None
+        mapping.allowed.discard(remote)
+        return mapping.outside
+
     def _port(self, wanted: int) -> int:
         port = wanted
         if self.kind == "shift":
@@ -118,3 +126,9 @@ class Nat:
                 return None
             port = found[1]
         return found
+
+    def revoke(self, inside: Place, remote: Place) -> None:
+        """A connection ended before it stood: forget that the remote was called."""
+        place: Place | None = inside
+        for router in self.routers:
+            place = None if place is None else router.revoke(place, remote)

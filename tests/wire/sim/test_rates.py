@@ -18,7 +18,7 @@ LONG = Link(delay_s=0.025, up_bps=1e9, down_bps=1e9, queue_bytes=16 << 20)
 async def test_bbr_fills_a_long_fast_line_if_its_buffers_do(autojump_clock: Clock) -> None:
     net = Internet(1)
     one, other = (net.host(name, link=LONG, send_buffer=64 << 20, receive_buffer=64 << 20) for name in ("192.0.2.1", "192.0.2.2"))
-    assert 0.9e9 <= await rate(net, one, other, warm_s=2, for_s=1) <= 1e9
+    assert 0.9e9 <= await rate(net, one, other, warm_s=1.5, for_s=0.5) <= 1e9
 
 
 async def test_the_buffers_of_linux_carry_4_mib_a_round_trip(autojump_clock: Clock) -> None:
@@ -33,12 +33,11 @@ async def test_loss_costs_cubic_most_of_a_line_several_connections_some_of_it_an
         link = Link(delay_s=0.02, up_bps=200e6, down_bps=200e6, loss=loss / 2)
         return net, *(net.host(name, link=link, congestion=congestion) for name in ("192.0.2.1", "192.0.2.2"))
 
-    whole = await rate(*line(0, "cubic"), warm_s=6, for_s=4)
+    whole = await rate(*line(0, "cubic"), warm_s=2, for_s=2)
     single = await rate(*line(0.001, "cubic"), warm_s=6, for_s=20)
     four = await rate(*line(0.001, "cubic"), 4, warm_s=6, for_s=20)
-    bbr = await rate(*line(0.001, "bbr"), warm_s=6, for_s=4)
-    print(f"of 200 Mbit/s: without loss {whole / 1e6:.0f}, cubic {single / 1e6:.1f}, four {four / 1e6:.1f}, bbr {bbr / 1e6:.0f}")
-    assert whole > 180e6 and single < 0.25 * whole and four > 2.5 * single and bbr > 0.7 * whole
+    bbr = await rate(*line(0.001, "bbr"), warm_s=2, for_s=3)
+    assert whole > 180e6 and single < 0.25 * whole and four > 2.5 * single and bbr > 0.6 * whole, (whole, single, four, bbr)
 
 
 async def test_connections_share_a_bottleneck_equally_and_slow_slows(autojump_clock: Clock) -> None:
