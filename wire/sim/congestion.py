@@ -18,6 +18,9 @@ C = 0.4  # RFC 9438, 5.1: segments per second cubed
 FRIENDLY = 3 * (1 - CUT) / (1 + CUT)  # RFC 9438, 4.3: segments a round trip
 GAIN = 1.25  # over the product of rate and round trip: finds more of a line that others have left
 FULL_GROWTH = 1.25  # a round that brings less than this much more rate is one of three that end the doubling
+# A round trip this much longer than the shortest stands in a queue of its own making: doubling ends, or it would drown the line.
+QUEUED = 1.5
+QUEUED_S = 0.005
 ROUNDS = 10  # that a rate is remembered
 
 
@@ -90,16 +93,16 @@ class Bbr(Congestion):
         if not self._round_at:
             self._round_at = now
         elif now - self._round_at >= max(self.rtt_s, 1e-4):
-            self._end_of_round(now)
+            self._end_of_round(now, rtt_s)
 
-    def _end_of_round(self, now: float) -> None:
+    def _end_of_round(self, now: float, rtt_s: float) -> None:
         rate = self._bytes / (now - self._round_at)
         if self._all_limited or rate > max(self._rates, default=0.0):  # a sender without data says nothing of the line
             self._rates.append(rate)
         if self._filling and self._all_limited:
             self._poor = 0 if rate > self._best * FULL_GROWTH else self._poor + 1
             self._best = max(self._best, rate)
-            self._filling = self._poor < 3
+            self._filling = self._poor < 3 and rtt_s < QUEUED * self.least_rtt_s + QUEUED_S
         if not self._filling:
             self.window = max(GAIN * max(self._rates, default=0.0) * self.least_rtt_s, 4.0 * PACKET_BYTES)
         self._round_at, self._bytes, self._all_limited = now, 0, True
