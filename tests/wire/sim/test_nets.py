@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
@@ -16,7 +17,7 @@ from wire.errors import Code
 from wire.identity import Identity
 from wire.messages import Want
 from wire.net import DialFailed, Net, Peer, open_net
-from wire.sim import Host, Internet, Link
+from wire.sim import Host, Internet, Link, Nat, seed_tasks
 
 Clock = trio.testing.MockClock
 QUESTION = Want(RUN, 3)
@@ -25,7 +26,7 @@ QUESTION = Want(RUN, 3)
 @asynccontextmanager
 async def member(host: Host) -> AsyncIterator[Net]:
     async with open_net(
-        Identity.generate(),
+        Identity(host.name.encode().ljust(32, b"-")),
         run=RUN,
         listen=[Address(host.name, 4001)],
         scope=Scope.HOST,
@@ -84,4 +85,38 @@ async def test_a_dial_names_its_cause(autojump_clock: Clock) -> None:
         net.cut(other)
         with pytest.raises(DialFailed) as silent:
             await a.dial(Address("10.0.0.2", 4998))
+        assert [cause.kind for cause in silent.value.causes.values()] == ["silent"]
+
+
+def test_two_runs_of_one_seed_are_one_with_production_nets_too() -> None:
+    def run() -> tuple[int, list[tuple[Any, ...]]]:
+        seen: list[tuple[int, list[tuple[Any, ...]]]] = []
+
+        async def main() -> None:
+            seed_tasks(3)
+            async with pair() as (net, one, _, _, _, peer):
+                for _ in range(20):
+                    await peer.call("echo", QUESTION, Want, deadline_s=5)
+                net.cut(one)
+                await peer.wait_closed()
+                net.heal()
+                await trio.sleep(10)
+                seen.append((net.digest, net.log))
+
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+        return seen[0]
+
+    first = run()
+    assert first == run() and len(first[1]) > 3
+
+
+async def test_a_net_behind_a_router_dials_out_and_strangers_do_not_get_in(autojump_clock: Clock) -> None:
+    net = Internet(1)
+    inside, outside = net.host("192.168.1.2", nat=Nat("cone", "10.0.0.9")), net.host("10.0.0.2")
+    async with net.running(), member(inside) as a, member(outside) as b:
+        await a.dial(b.addresses[0])
+        (connection,) = outside.connections.values()
+        assert connection.info().remote[0] == "10.0.0.9"
+        with pytest.raises(DialFailed) as silent:
+            await b.dial(Address("10.0.0.9", 4001))
         assert [cause.kind for cause in silent.value.causes.values()] == ["silent"]
