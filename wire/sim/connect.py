@@ -168,8 +168,7 @@ class Dialling:
     def connected(self) -> None:
         assert self.pipe is not None
         self._net.note("connected", self.pipe.number, self.host.name, self.local, self.remote)
-        self.over = True
-        self.host.dialling.pop((self.local, self.remote), None)
+        self.leave()
         self.done.set()
 
     def fail(self, number: int) -> None:
@@ -179,6 +178,7 @@ class Dialling:
             self.done.set()
 
     def leave(self) -> None:
-        """The program no longer waits."""
+        """The program no longer waits, or there is nothing to wait for."""
         self.over = True
-        self.host.dialling.pop((self.local, self.remote), None)
+        if self.host.dialling.get((self.local, self.remote)) is self:
+            del self.host.dialling[self.local, self.remote]

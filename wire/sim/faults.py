@@ -1,13 +1,14 @@
 """What goes wrong on purpose, by script: lines, machines, addresses, connections.
 
-Each fault is one call and one line of the log.  A random plan is a test's own loop over them with its seed: what may fail
-together is the test's business.  None of them tells anybody: the silence is the point.  Packets on their way when a line is cut
-are lost and go again after it heals, as TCP does it.
+Each fault is one call and one line of the log; `storm` draws some of them from the seed.  None of them tells anybody: the silence
+is the point.  Packets on their way when a line is cut are lost and go again after it heals, as TCP does it.
 """
 
 from __future__ import annotations
 
 import errno
+import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from wire.sim.link import Bottleneck
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 class Faults:
     """The part of `Internet` that breaks things."""
 
+    rng: random.Random
+
     def __init__(self) -> None:
         self.hosts: list[Host] = []
         self._apart: set[frozenset[Host]] = set()
@@ -28,6 +31,9 @@ class Faults:
         raise NotImplementedError
 
     def tick(self) -> float:
+        raise NotImplementedError
+
+    def at(self, when: float, do: Callable[..., None], *args: Any) -> None:
         raise NotImplementedError
 
     def reaches(self, one: Host, other: Host) -> bool:
@@ -101,6 +107,27 @@ class Faults:
         pipe.error = OSError(errno.ECONNABORTED, "forgotten")
         pipe.forget()
         pipe.wake_all()
+
+    def storm(self, hosts: list[Host], *, count: int, within_s: float, lasting_s: float) -> None:
+        """So many random cuts, partitions and resets of these hosts from now on, each of the first two healed in `lasting_s`."""
+        start, rng = self.tick(), self.rng
+        for _ in range(count):
+            when, until = start + rng.random() * within_s, rng.random() * lasting_s
+            one, other = rng.sample(hosts, 2)
+            match rng.choice(("cut", "partition", "reset")):
+                case "cut":
+                    self.at(when, self.cut, one)
+                    self.at(when + until, self.heal, one)
+                case "partition":
+                    self.at(when, self.partition, one, other)
+                    self.at(when + until, self.heal, one, other)
+                case _:
+                    self.at(when, self._reset_one, one)
+
+    def _reset_one(self, host: Host) -> None:
+        pipes = list(host.connections.values())
+        if pipes:
+            self.reset(self.rng.choice(pipes))
 
 
 def _several(hosts: Host | list[Host]) -> list[Host]:

@@ -144,11 +144,7 @@ def story(seed: int) -> tuple[int, list[tuple[Any, ...]]]:
                 for other in hosts:
                     if other is not host:
                         nursery.start_soon(call, host, Address(other.name, 4001))
-            for _ in range(6):
-                await trio.sleep(net.rng.random())
-                net.cut(victim := net.rng.choice(hosts))
-                await trio.sleep(net.rng.random())
-                net.heal(victim)
+            net.storm(hosts, count=12, within_s=6, lasting_s=2)
             await trio.sleep(30)
             nursery.cancel_scope.cancel()
 
@@ -159,4 +155,6 @@ def story(seed: int) -> tuple[int, list[tuple[Any, ...]]]:
 def test_one_seed_is_one_run() -> None:
     first, again, other = story(1), story(1), story(2)
     assert first == again and len(first[1]) > 100
+    kinds = {entry[1] for entry in first[1]}
+    assert {"dial", "connected", "lost", "cut", "partition", "heal", "inject-reset"} <= kinds
     assert first != other
