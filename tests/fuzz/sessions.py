@@ -85,11 +85,13 @@ class _End:
             serves=lambda protocol, guest: Code.PROTOCOL_UNKNOWN if protocol == "no/1" else None,
         )
         self.rest = b""
+        self.joined = 0
         self.dead: WireError | None = None
         self.buffer = memoryview(bytearray(16 * KIB))
 
     def feed(self, data: bytes | memoryview, now: float) -> None:
         if self.rest:
+            self.joined = max(self.joined, 3 * (len(self.rest) + len(data)))
             data = self.rest + bytes(data)
         used = 0
         try:
@@ -160,8 +162,16 @@ class _World:
             for view in source.session.pull(64 * KIB, self.now):
                 self.fed += len(view)
                 sink.feed(view, self.now)
-            large = source.session._out._large  # our own for sending bulk, made when there is some; no peer chooses its size
-            self.own[source] = max(self.own.get(source, 0), 0 if large is None else len(large))
+            self.count_own(source)
+
+    def count_own(self, end: _End) -> None:
+        """The buffer from which bulk is sent is made when there is some; no peer chooses its size."""
+        large = end.session._out._large
+        self.own[end] = max(self.own.get(end, 0), 0 if large is None else len(large))
+
+    def held(self) -> int:
+        """Bytes that credit covers, that we asked for ourselves, or that this harness copied."""
+        return self.fed + sum(self.own.values()) + self.us.joined + self.peer.joined
 
     def drain(self) -> None:
         for event in self.us.session.events():
@@ -219,6 +229,8 @@ class _World:
             assert session.state is ConnectionState.CLOSED
             assert not any(value for name, value in session.gauges().items() if name != "queued_frames"), session.gauges()
         said = [bytes(view) for view in session.pull(1 << 16, self.now)]
+        self.count_own(self.us)
+        self.fed += sum(map(len, said))
         if self.us.dead is not None:
             data = b"".join(said)
             assert len(data) < 1 << 10 and session.receive(memoryview(b"more"), self.now) == 4
@@ -252,9 +264,9 @@ def _prepare() -> Callable[[bytes], Outcome]:
             ops += 1
             world.drain()
             world.check()
-        outcome = Outcome(_signature(world), world.fed + sum(world.own.values()))
+        signature = _signature(world)
         world.end()
-        return outcome
+        return Outcome(signature, world.held())
 
     return run
 
