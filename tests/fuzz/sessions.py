@@ -22,7 +22,7 @@ from tests.fuzz.engine import Outcome, Target
 from tests.wire.joined import HELLO
 from wire.connection import ConnectionState
 from wire.errors import Code, RemoteProtocolError, WireError
-from wire.events import Kind
+from wire.events import Kind, StreamOpened
 from wire.inbound import CHUNK_BODY
 from wire.limits import DEFAULT_LIMITS, KIB
 from wire.messages import AcceptBody, OpenBody, encode
@@ -141,6 +141,7 @@ class _World:
         self.peer = _End(True, TO_US, TO_PEER)
         self.out = memoryview(bytearray(RECORD_MOST + HEADER_BYTES + TAG))
         self.fed = 0
+        self.opened = 0
         self.own: dict[_End, int] = {}
         self.last: tuple[int, int, int, bytes | memoryview] = (FrameType.PING, 0, 0, bytes(16))
         self.seen: set[object] = set()
@@ -176,6 +177,9 @@ class _World:
     def drain(self) -> None:
         for event in self.us.session.events():
             self.seen.add(type(event).__name__)
+            if isinstance(event, StreamOpened):
+                assert event.stream % 2 and event.stream > self.opened, "ids of the peer are odd and ascend"
+                self.opened = event.stream
         self.peer.session.events()
 
     def step(self, data: bytes, at: int) -> int:

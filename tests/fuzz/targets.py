@@ -15,7 +15,7 @@ from dataclasses import replace
 from tests.fuzz.engine import Outcome, Target
 from tests.fuzz.sessions import SESSION, SESSION_RAW
 from tests.wire.joined import HELLO
-from tests.wire.test_planes import GOOD as PACKED_CHUNK
+from tests.wire.test_planes import bomb, chunk_of
 from wire.address import Address, Scope, may_dial
 from wire.envelope import DOMAINS, Latest, VerifiedCache, open_envelope, open_peer_record, seal
 from wire.errors import LocalProtocolError, RemoteProtocolError, WireError
@@ -370,7 +370,7 @@ def _planes_prepared() -> object:
 def _planes_seeds() -> list[bytes]:
     zeros = Planes().pack(memoryview(bytes(2000)))
     assert zeros is not None
-    return [PACKED_CHUNK[:4096], bytes(zeros)]
+    return [bytes(zeros), *(chunk_of(bomb(claimed), 1000) for claimed in (1000, 1 << 20, 1 << 31))]
 
 
 WIRE = (WireError,)
