@@ -37,14 +37,14 @@ def test_the_corpus_is_small_and_survived(name: str) -> None:
     corpus = read_corpus(CORPUS / name)
     assert len(corpus) >= 3, "the corpus of this target is missing"
     assert max(map(len, corpus)) <= MOST and sum(map(len, corpus)) < 128 << 10
-    for data in corpus:
+    for data in (*corpus, *TARGETS[name].seeds()):
         execute(TARGETS[name], data)
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_new_inputs_find_nothing(name: str) -> None:
     fuzzer = Fuzzer(TARGETS[name], lines_of(ROOTS), SEED)
-    fuzzer.load(read_corpus(CORPUS / name))
+    fuzzer.load([*TARGETS[name].seeds(), *read_corpus(CORPUS / name)])
     for _ in range(NEW_INPUTS[name]):
         fuzzer.step()
 
