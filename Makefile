@@ -1,12 +1,15 @@
 # Two commands for a newcomer: `make demo` trains a small model through a swarm on this machine, `make test` checks everything.
+# `make fuzz SECONDS=600 SEED=7` looks for bytes that the wire protocol does not survive.
 # Both make their own virtual environment (.venv) first; nothing outside this folder is touched.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STEPS ?=
+SECONDS ?= 600
+SEED ?= 0
 
-.PHONY: demo test
+.PHONY: demo fuzz test
 
 demo: $(VENV)/installed
 	@echo "== Starting a seed and six nodes on this machine; they train a small language model (about 3 minutes; Ctrl-C ends it)."
@@ -15,6 +18,9 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	@echo "== Running all tests (several minutes on two cores)."
 	@$(BIN)/python -m pytest
+
+fuzz: $(VENV)/installed
+	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --seed $(SEED)
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; name another one with make PYTHON=...") if sys.version_info < (3, 11) else None'

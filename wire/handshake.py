@@ -224,6 +224,7 @@ class Handshake:
     def _fail(self) -> None:
         """One kind of close: nothing that was not yet sent goes out, except a refusal."""
         self._failed = True
+        self._secrets = None  # bytes out of turn behind message 2 are found when the keys are there already
         self._drop_keys()
         self._buffer.clear()
         self._out = self._refusal

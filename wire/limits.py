@@ -103,6 +103,9 @@ class Limits:
     tensor_key_max_bytes: int = 64
     tensor_tags_max: int = 4
     delivered_keys_max: int = 65_536
+    compress_ratio_min: float = 1.1  # Gaussian bf16 has 1.45; below this the gain is within what the rates sway
+    compress_probe_tensors: int = 64  # the ratio is measured on one chunk of every so many tensors
+    compress_link_max_bytes_per_s: float = 62.5e6  # 500 Mbit/s: above, cores are worth more than bytes
 
     # Addresses and dialling
     address_max_bytes: int = 256

@@ -525,3 +525,14 @@ def test_preferred_ciphers(lead: float, first: Cipher) -> None:
 def test_heads() -> None:
     assert HEAD_BYTES == 6
     assert len(Hello(ciphers=(AES, CHACHA), run_tag=RUN[:8]).encode()) < 100
+
+
+def test_a_byte_behind_message_2_ends_it_and_leaves_no_secrets() -> None:
+    """It is found when the keys are there already: they must not outlive the failure."""
+    one, other = side(True), side(False)
+    other.receive(one.send())
+    with pytest.raises(RemoteProtocolError):
+        one.receive(other.send() + b"x")
+    assert not one.done and one.send() == b""
+    with pytest.raises(LocalProtocolError):
+        _ = one.result
