@@ -11,6 +11,7 @@ this lab can carry, and there iperf3 says what it could.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -134,29 +135,26 @@ async def _pair(lab: Lab, plan: LinePlan, point: Point, runner: Runner) -> dict[
 
 
 async def _iperf(lab: Lab, plan: LinePlan, point: Point, runner: Runner) -> dict[str, Any]:
+    if shutil.which("iperf3") is None:
+        raise _NotHere("not installed: apt-get install iperf3")
+    client = iperf.client(lab.addr(SERVER), plan.seconds, point.congestion, runner.connections, both=runner.both)
+    server = await trio.lowlevel.open_process(
+        lab.exec(SERVER, *iperf.server()), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
-        server = await trio.lowlevel.open_process(
-            lab.exec(SERVER, *iperf.server()), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        argv = lab.exec(
-            CLIENT, *iperf.client(lab.addr(SERVER), plan.seconds, point.congestion, runner.connections, both=runner.both)
-        )
-        others = Others([server.pid])
         for _ in range(LISTEN_TRIES):
-            done = await trio.run_process(argv, capture_stdout=True, capture_stderr=True, check=False)
+            done = await trio.run_process(lab.exec(CLIENT, *client), capture_stdout=True, capture_stderr=True, check=False)
             if b"refused" not in done.stdout:
                 break
             await trio.sleep(LISTEN_PAUSE_S)
+    finally:
         server.kill()
-        await server.wait()
-    except FileNotFoundError as error:
-        raise _NotHere(str(error)) from error
-    if done.returncode == 127 or b"No such file" in done.stderr:
-        raise _NotHere("not installed: apt-get install iperf3")
+        with trio.CancelScope(shield=True):
+            await server.wait()
     try:
         return iperf.figures(done.stdout.decode(), plan.drop_s)
     except (ValueError, KeyError) as error:
-        raise BenchFailed(f"{runner.name}: {error}") from error
+        raise BenchFailed(f"{runner.name}: {error!r} {done.stderr.decode()}") from error
 
 
 def _row(point: Point, runner: Runner, found: dict[str, Any]) -> Row:

@@ -156,6 +156,8 @@ async def _flow(loop: Loop, client: Client, request: dict[str, Any]) -> dict[str
         jobs += client.pull(size, lambda count: marks["back_"].append((time.perf_counter() - began, count)))
     await loop.beside([*jobs, *([probe] * PROBES if idle else [])], seconds)
     answer: dict[str, Any] = {"cpu_s": time.process_time() - used, "bytes": sum(n for part in marks.values() for _, n in part)}
+    if not request["both"]:
+        del marks["back_"]
     for way, part in marks.items():
         answer[f"{way}mbit_per_s"] = rate(part, drop_s) * 8e-6
         answer[f"{way}series_mbit"] = [round(count * 8e-6, 2) for count in per_second(part, seconds)]
