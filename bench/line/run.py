@@ -128,7 +128,8 @@ async def _pair(lab: Lab, plan: LinePlan, point: Point, runner: Runner) -> dict[
         found = await client.ask({"measure": "flow", **request}, START_S + plan.seconds)
         used = found.pop("cpu_s") + (await server.ask({}, START_S))["cpu_s"] - before
         found["others_cores"] = others.cores()
-        if moved := found.pop("bytes"):
+        moved = found.pop("bytes")
+        if moved and kind != "hivemind":  # its daemons do the work, and are not the processes counted here
             found["cpu_s_per_gb"] = used / (moved / 1e9)
         await children.kill()  # what is under way would take seconds, and a goodbye tells nothing
     return found

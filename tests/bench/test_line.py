@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+import trio
 
+from bench.children import open_children, python
+from bench.conditions import installed
 from bench.line import iperf
 from bench.line.plan import LinePlan, Point, payload_mbit
 from bench.link.flow import per_second, rate
@@ -23,6 +26,27 @@ def test_the_start_is_dropped_and_silence_is_zero() -> None:
     assert rate(fast_then_slow, 0.0) == pytest.approx(550.0)
     assert rate([(1.0, 5)], 2.0) == rate([], 0.0) == 0.0
     assert per_second([(0.5, 7)], 3.0) == [7.0, 0.0, 0.0]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("module", "both"), [("plnode_net", True), ("plnode_tensors", True), ("grpc_tls", False), ("py_libp2p", False)])
+async def test_a_flow_arrives_and_is_asked_beside(module: str, both: bool) -> None:
+    """On loopback, through the same processes as in the lab."""
+    for needed, distribution in (("grpc_tls", "grpcio"), ("py_libp2p", "libp2p")):
+        if module == needed and installed(distribution) is None:
+            pytest.skip(f"{distribution} is not installed")
+    with trio.fail_after(100):
+        async with open_children() as children:
+            server = await children.start("server", python(f"bench.link.{module}", "server"))
+            where = await server.hear(60)
+            client = await children.start("client", python(f"bench.link.{module}", "client"))
+            await client.ask(where, 60)
+            request = {"measure": "flow", "message_bytes": 1 << 20, "seconds": 1.0, "drop_s": 0.2, "both": both}
+            found = await client.ask(request, 60)
+            await children.kill()
+    assert found["mbit_per_s"] > 0 and len(found["series_mbit"]) == 1
+    assert ("back_mbit_per_s" in found) == both and found.get("back_mbit_per_s", 1.0) > 0
+    assert 0 < found["idle_p50_ms"] and 0 < found["loaded_p50_ms"] <= found["loaded_p99_ms"]
 
 
 def test_payload_of_a_line() -> None:
