@@ -1,7 +1,8 @@
 """Our own, as a pipeline uses it: tensors over a channel, which fill posted slots and use every lane there is.
 
 Three tensors are under way at a time, as at a boundary between stages: with one, each would wait a round trip for its Done, and the
-line would be measured empty.  A mark of the flow is a Done, the receiver's word that the tensor is whole and handed over.
+line would be measured empty.  A mark of the flow is a chunk that the receiver has, told on a stream of its own: whole tensors are too
+coarse a mark on a line that needs ten seconds for one.
 
 The channel's name carries the size of its tensors: the receiver has to know what comes, since it takes nothing else.
 """
@@ -9,6 +10,7 @@ The channel's name carries the size of its tensors: the receiver has to know wha
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -27,6 +29,7 @@ from wire.tensor import DType, Expectation
 __all__ = ["PlnodeTensors"]
 
 TENSORS = "bench/tensors/1"
+PROGRESS = "bench/progress/1"
 BACK = "bench/tensors-back/1"
 UNDER_WAY = 3
 
@@ -36,15 +39,15 @@ async def _take(peer: Peer, name: bytes, heard: Heard) -> None:
     size = int(name)
     expected = Expectation(DType.uint8, (size,), 0, size)
     receiver = peer.receiver(TENSORS, name, lambda key: expected)
+    receiver.on_chunk = lambda chunk: heard(chunk.end - chunk.start)
     for _ in range(UNDER_WAY):
         receiver.post(memoryview(bytearray(size)))
     while True:
         got = await receiver.receive()
-        heard(size)
         receiver.post(got.buffer)
 
 
-def _sending(peer: Peer, numbers: Iterator[int], size: int, heard: Heard) -> Sequence[Job]:
+def _sending(peer: Peer, numbers: Iterator[int], size: int) -> Sequence[Job]:
     sender = peer.sender(TENSORS, b"%d" % size, cls=TENSOR_CLASS)
     tensor = memoryview(bytes(size))
 
@@ -52,7 +55,6 @@ def _sending(peer: Peer, numbers: Iterator[int], size: int, heard: Heard) -> Seq
         while True:
             number = next(numbers)
             await sender.send((0, number), tensor, dtype=DType.uint8, shape=(size,), order=number)
-            heard(size)
 
     return [send] * UNDER_WAY
 
@@ -65,7 +67,14 @@ class PlnodeTensorsClient:
         self._numbers = itertools.count()  # a key is delivered once
 
     def flow(self, message_bytes: int, heard: Heard) -> Sequence[Job]:
-        return _sending(self._peer, self._numbers, message_bytes, heard)
+        async def hear() -> None:
+            async with await self._peer.open(PROGRESS, Kind.MESSAGE) as stream:
+                assert isinstance(stream, MessageStream)
+                await stream.send(b"tell")
+                async for told in stream:
+                    heard(int(told))
+
+        return [hear, *_sending(self._peer, self._numbers, message_bytes)]
 
     def pull(self, message_bytes: int, heard: Heard) -> Sequence[Job]:
         async def ask() -> None:
@@ -111,17 +120,25 @@ class PlnodeTensors:
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[dict[str, Any]]:
+        put, got = trio.open_memory_channel[int](math.inf)
+
         async def take(peer: Peer, name: bytes) -> None:
-            await _take(peer, name, lambda count: None)
+            await _take(peer, name, put.send_nowait)
+
+        async def progress(peer: Peer, stream: ByteStream | MessageStream) -> None:
+            assert isinstance(stream, MessageStream)
+            async for count in got:
+                await stream.send(b"%d" % count)
 
         async def give(peer: Peer, stream: ByteStream | MessageStream) -> None:
             assert isinstance(stream, MessageStream)
             size = int(await stream.receive())
-            await TRIO.beside(_sending(peer, itertools.count(), size, lambda count: None), float("inf"))
+            await TRIO.beside(_sending(peer, itertools.count(), size), float("inf"))
 
         async with open_node((Address(settings.listen_host(), 0),)) as net:
             net.serve_channel(TENSORS, take)
             net.serve(BACK, give)
+            net.serve(PROGRESS, progress)
             net.serve_calls(CALL, Question, answer_call)
             yield {"address": str(net.addresses[0].with_peer(net.peer_id))}
 
