@@ -114,6 +114,13 @@ class Child:
                 os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
 
+    async def kill(self) -> None:
+        """End it now, with its process group; what it would still say is not waited for."""
+        with trio.CancelScope(shield=True):
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
+
     async def follow_stderr(self) -> None:
         """Keep its last words; runs until they end."""
         assert self._process.stderr is not None
@@ -150,6 +157,11 @@ class Children:
         self._all.append(child)
         self._nursery.start_soon(child.follow_stderr)
         return child
+
+    async def kill(self) -> None:
+        """Kill all, the youngest first."""
+        for child in reversed(self._all):
+            await child.kill()
 
     async def end(self) -> None:
         """End all, the youngest first: a client before its server."""

@@ -23,6 +23,8 @@ from typing import Any
 
 __all__ = ["Bar", "Column", "Report", "Row", "Summary", "number", "quantile", "ratios", "summary"]
 
+Label = int | float | str
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:
@@ -68,18 +70,23 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One contestant under one condition.  `labels` (a message size) tell rows of the same name apart."""
+    """One contestant under one condition.  `labels` (a message size) tell rows of the same name apart.
+
+    `series`: what a figure did second by second; only in the JSON.
+    """
 
     name: str
     samples: Mapping[str, Sequence[float]]
-    labels: Mapping[str, int] = field(default_factory=dict)
+    labels: Mapping[str, Label] = field(default_factory=dict)
+    series: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     def document(self, columns: Sequence[Column]) -> dict[str, Any]:
         """The row of the JSON object."""
         sums = {c.key: summary(self.samples.get(c.key, ())) for c in columns}
         medians = {key: None if s is None else _rounded(s.median) for key, s in sums.items()}
         spread = {key: [_rounded(s.least), _rounded(s.greatest)] for key, s in sums.items() if s is not None}
-        return {"name": self.name, **self.labels, **medians, "spread": spread}
+        series = {"series": {key: list(values) for key, values in self.series.items()}} if self.series else {}
+        return {"name": self.name, **self.labels, **medians, "spread": spread, **series}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +153,7 @@ class Report:
             head = [self.bench, *labels, *(c.title for c in self.columns)]
             lines = [head]
             for row in self.rows:
-                own = [f"{row.labels[key]:,}" if key in row.labels else "" for key in labels]
+                own = [_label(row.labels[key]) if key in row.labels else "" for key in labels]
                 lines.append([row.name, *own, *(self._cell(row, c, with_spread) for c in self.columns)])
             widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
             if sum(widths) + 2 * (len(widths) - 1) <= width:
@@ -155,7 +162,7 @@ class Report:
 
     def _block(self, row: Row, width: int) -> str:
         """A row as lines of its own, for a terminal too narrow for any table."""
-        name = " ".join([row.name, *(f"{key}={value:,}" for key, value in row.labels.items())])
+        name = " ".join([row.name, *(f"{key}={_label(value)}" for key, value in row.labels.items())])
         figures = (f"  {c.title}: {self._cell(row, c, True)}" for c in self.columns)
         return "\n".join(_folded(line, width) for line in (name, *figures))
 
@@ -163,7 +170,12 @@ class Report:
         s = summary(row.samples.get(column.key, ()))
         if s is None:
             return "-"
-        return _with_spread(s) if with_spread else number(s.median)
+        # A single sample has no spread to show.
+        return _with_spread(s) if with_spread and len(row.samples[column.key]) > 1 else number(s.median)
+
+
+def _label(value: Label) -> str:
+    return value if isinstance(value, str) else f"{value:,}"
 
 
 def _with_spread(s: Summary) -> str:

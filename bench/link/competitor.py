@@ -8,16 +8,23 @@ A contestant is two processes.  The server says where it is; the client gets tha
 * `handshake`: the seconds of one new connection, from nothing to the point where its user may send, both sides authenticated
   where the contestant authenticates at all; the closing is done but not counted.  None if it has no handshake.
 
+* `flow`: messages without end, until it is cancelled; `heard` is told of bytes as the server has them.  `pull`: the same from the
+  server to the client at the same time.  `control`: one small question and answer beside them, on the same connection to a user.
+
 Each contestant is written as its users would write it well, with the fastest of its documented ways; where two were tried, its
 file says which lost.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
-__all__ = ["ROUND_TRIP_BYTES", "Client", "Competitor", "Loop"]
+__all__ = ["ROUND_TRIP_BYTES", "Client", "Competitor", "Heard", "Job", "Loop"]
+
+Job = Callable[[], Awaitable[None]]  # runs until it is cancelled
+Heard = Callable[[int], None]
 
 # A control message of a pipeline (a slot, a begin, a done) has 20 to 100 bytes.
 ROUND_TRIP_BYTES = 64
@@ -39,6 +46,22 @@ class Client(Protocol):
 
     async def handshake(self) -> float | None: ...
 
+    def flow(self, message_bytes: int, heard: Heard) -> Sequence[Job]:
+        """What has to run, side by side, to send without end."""
+        ...
+
+    def pull(self, message_bytes: int, heard: Heard) -> Sequence[Job]:
+        """The same the other way; none at all from a contestant that has no such way."""
+        ...
+
+    async def control(self) -> float | None:
+        """One round trip of 64 bytes beside a flow; several may be under way.  None from a contestant that has no such way."""
+        ...
+
+    def counts(self) -> dict[str, float]:
+        """What else it counts, as figures of the report."""
+        ...
+
 
 class Loop(Protocol):
     """The event loop a contestant lives on: whoever measures an asyncio library must not do so through another loop."""
@@ -48,6 +71,12 @@ class Loop(Protocol):
     async def line(self) -> str:
         """The next line of stdin, "" at its end."""
         ...
+
+    async def beside(self, jobs: Sequence[Job], seconds: float) -> None:
+        """Run all jobs for so long, then cancel them.  A job that fails ends all and raises."""
+        ...
+
+    async def sleep(self, seconds: float) -> None: ...
 
 
 class Competitor(Protocol):

@@ -9,20 +9,25 @@ unary call each.  A handshake is a new channel with a connection pool of its own
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
 
+from bench.link import settings
 from bench.link.certificates import make_certificates
 from bench.link.child import ASYNCIO, main
-from bench.link.competitor import ROUND_TRIP_BYTES
+from bench.link.competitor import ROUND_TRIP_BYTES, Heard, Job
 
 __all__ = ["GrpcTls"]
 
-OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 16 << 20))
+OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", 16 << 20),
+    ("grpc.ssl_target_name_override", "127.0.0.1"),  # what the certificates say, wherever the server is
+)
 
 
 async def _sink(requests: AsyncIterator[bytes], context: Any) -> bytes:
@@ -37,12 +42,23 @@ async def _echo(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[b
         yield request
 
 
+async def _count(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+    async for _ in requests:
+        yield b"\x01"
+
+
+async def _call(request: bytes, context: Any) -> bytes:
+    return request
+
+
 class GrpcTlsClient:
     congestion = ""  # the kernel's default: gRPC does not give its socket away
 
     def __init__(self, channel: grpc.aio.Channel, target: str, credentials: grpc.ChannelCredentials) -> None:
         self._sink = channel.stream_unary("/bench/sink")
         self._echo = channel.stream_stream("/bench/echo")
+        self._count = channel.stream_stream("/bench/count")
+        self._call = channel.unary_unary("/bench/call")
         self._target = target
         self._credentials = credentials
 
@@ -80,6 +96,33 @@ class GrpcTlsClient:
         return took
 
 
+    def flow(self, message_bytes: int, heard: Heard) -> Sequence[Job]:
+        call = self._count()
+        message = bytes(message_bytes)
+
+        async def send() -> None:
+            while True:
+                await call.write(message)
+
+        async def hear() -> None:
+            while True:
+                await call.read()
+                heard(message_bytes)
+
+        return [send, hear]
+
+    def pull(self, message_bytes: int, heard: Heard) -> Sequence[Job]:
+        return []
+
+    async def control(self) -> float | None:
+        began = time.perf_counter()
+        await self._call(bytes(ROUND_TRIP_BYTES))
+        return time.perf_counter() - began
+
+    def counts(self) -> dict[str, float]:
+        return {}
+
+
 class GrpcTls:
     name = "grpc-tls"
     loop = ASYNCIO
@@ -88,14 +131,19 @@ class GrpcTls:
     async def serve(self) -> AsyncIterator[dict[str, Any]]:
         made = make_certificates()
         server = grpc.aio.server(options=OPTIONS)
-        handlers = {"sink": grpc.stream_unary_rpc_method_handler(_sink), "echo": grpc.stream_stream_rpc_method_handler(_echo)}
+        handlers = {
+            "sink": grpc.stream_unary_rpc_method_handler(_sink),
+            "echo": grpc.stream_stream_rpc_method_handler(_echo),
+            "count": grpc.stream_stream_rpc_method_handler(_count),
+            "call": grpc.unary_unary_rpc_method_handler(_call),
+        }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench", handlers),))
         credentials = grpc.ssl_server_credentials(
             [(made.server_key.encode(), made.server.encode())], made.authority.encode(), require_client_auth=True
         )
-        port = server.add_secure_port("127.0.0.1:0", credentials)
+        port = server.add_secure_port(f"{settings.listen_host()}:0", credentials)
         await server.start()
-        yield {"port": port, **made.for_client()}
+        yield {"target": f"{settings.listen_host()}:{port}", **made.for_client()}
         await server.stop(0)
 
     @asynccontextmanager
@@ -103,7 +151,7 @@ class GrpcTls:
         credentials = grpc.ssl_channel_credentials(
             where["authority"].encode(), where["client_key"].encode(), where["client"].encode()
         )
-        target = f"127.0.0.1:{where['port']}"
+        target = where["target"]
         async with grpc.aio.secure_channel(target, credentials, options=OPTIONS) as channel:
             await channel.channel_ready()
             yield GrpcTlsClient(channel, target, credentials)

@@ -3,69 +3,73 @@
 Messages go over a byte stream of class 2 (what tensors have), round trips over a message stream of class 1 (what control has). A
 handshake is `Net.dial` of another node: TCP, clear hello, Noise XX, both HELLOs, and its place among the peers.
 
-A node asks for bbr.  Here it has the congestion control of the other contestants, for the reason given in `sockets.py`.
+Questions beside a flow are calls (`Peer.call`), each on a stream of its own, as between nodes.  A node asks for bbr; here it has the
+congestion control of the other contestants, for the reason given in `sockets.py`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from bench.link import sockets
-from bench.link.bytepipe import EndOfPipe, PipeClient, answer
+from bench.link import settings
+from bench.link.bytepipe import EndOfPipe, PipeClient, answer, drain
 from bench.link.child import TRIO, main
-from bench.link.competitor import ROUND_TRIP_BYTES
+from bench.link.competitor import ROUND_TRIP_BYTES, Heard, Job
 from wire.address import Address, Scope
 from wire.errors import Code
 from wire.identity import Identity
+from wire.messages import Size, message
 from wire.net import ByteStream, Kind, MessageStream, Net, Peer, open_net
-from wire.net.transport import TcpListener, TcpPipe, TcpTransport
+from wire.net.transport import TcpTransport
 
-__all__ = ["Plnode"]
-
-class SteadyListener:
-    """A `Listener` whose pipes are steady."""
-
-    def __init__(self, inner: TcpListener) -> None:
-        self._inner = inner
-        self.address = inner.address
-
-    async def accept(self) -> TcpPipe:
-        return _steady(await self._inner.accept())
-
-    def close(self) -> None:
-        self._inner.close()
-
-
-class SteadyTransport(TcpTransport):
-    """TCP as nodes use it, but for the congestion control."""
-
-    async def dial(self, address: Address) -> TcpPipe:
-        return _steady(await super().dial(address))
-
-    async def listen(self, address: Address) -> SteadyListener:  # type: ignore[override]
-        return SteadyListener(await super().listen(address))
-
-
-def _steady(pipe: TcpPipe) -> TcpPipe:
-    sockets.steady(pipe._sock)  # the bench reaches inside: no node has a reason to change this after the start
-    return pipe
-
+__all__ = ["CALL", "PATIENCE_S", "TENSOR_CLASS", "Plnode", "Question", "answer_call", "call", "congestion_of", "counts", "open_node"]
 
 BYTES = "bench/bytes/1"
 ECHO = "bench/echo/1"
+CALL = "bench/call/1"
 RUN = bytes(range(32))
 CONTROL_CLASS = 1
 TENSOR_CLASS = 2
 PATIENCE_S = 10.0
 
 
-def _net(listen: tuple[Address, ...] = ()) -> Any:
+def open_node(listen: tuple[Address, ...] = ()) -> AbstractAsyncContextManager[Net]:
+    """A node's network as the bench wants it."""
     return open_net(
-        Identity.generate(), run=RUN, listen=listen, scope=Scope.HOST, agent="bench", transport=SteadyTransport()
+        Identity.generate(),
+        run=RUN,
+        listen=listen,
+        scope=Scope.HOST,
+        agent="bench",
+        limits=settings.limits(),
+        transport=TcpTransport(settings.congestion()),
     )
+
+
+def congestion_of(peer: Peer) -> str:
+    """The congestion control in force on its connection."""
+    assert peer.primary is not None
+    return peer.primary.pipe.info().congestion
+
+
+@message(60_000)
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A call and its answer; the bench runs among its own processes, so the number only has to be no other's here."""
+
+    filling: Annotated[bytes, Size(ROUND_TRIP_BYTES)]
+
+
+QUESTION = Question(bytes(ROUND_TRIP_BYTES))
+
+
+async def answer_call(peer: Peer, question: Question) -> Question:
+    """The server's half of `call`."""
+    return question
 
 
 class StreamPipe:
@@ -89,26 +93,26 @@ async def _answer(peer: Peer, stream: ByteStream | MessageStream) -> None:
 
 async def _echo(peer: Peer, stream: ByteStream | MessageStream) -> None:
     assert isinstance(stream, MessageStream)
-    async for message in stream:
-        await stream.send(message)
+    async for heard in stream:
+        await stream.send(heard)
 
 
 class PlnodeClient(PipeClient):
     def __init__(self, peer: Peer, bulk: ByteStream, control: MessageStream, stranger: Net, where: Address) -> None:
         super().__init__(StreamPipe(bulk))
-        assert peer.primary is not None and isinstance(peer.primary.pipe, TcpPipe)
-        self.congestion = sockets.congestion_of(peer.primary.pipe._sock)
+        self.congestion = congestion_of(peer)
+        self._peer = peer
         self._control = control
         self._stranger = stranger
         self._where = where
 
     async def round_trips(self, count: int) -> list[float]:
         send, receive = self._control.send, self._control.receive
-        message = bytes(ROUND_TRIP_BYTES)
+        filling = bytes(ROUND_TRIP_BYTES)
         trips = []
         for _ in range(count):
             began = time.perf_counter()
-            await send(message)
+            await send(filling)
             await receive()
             trips.append(time.perf_counter() - began)
         return trips
@@ -122,21 +126,50 @@ class PlnodeClient(PipeClient):
         return took
 
 
+    def pull(self, message_bytes: int, heard: Heard) -> Sequence[Job]:
+        async def take() -> None:
+            async with await self._peer.open(BYTES, Kind.BYTE, TENSOR_CLASS) as stream:
+                assert isinstance(stream, ByteStream)
+                await drain(StreamPipe(stream), message_bytes, heard)
+
+        return [take]
+
+    async def control(self) -> float | None:
+        return await call(self._peer)
+
+    def counts(self) -> dict[str, float]:
+        return counts(self._peer)
+
+
+async def call(peer: Peer) -> float:
+    """A question of the size that control messages have; seconds to its answer."""
+    began = time.perf_counter()
+    await peer.call(CALL, QUESTION, Question, deadline_s=PATIENCE_S)
+    return time.perf_counter() - began
+
+
+def counts(peer: Peer) -> dict[str, float]:
+    """What our node counts beyond bytes, as far as this version does."""
+    stats = peer.stats
+    return {"connections": stats.connections}
+
+
 class Plnode:
     name = "plnode"
     loop = TRIO
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[dict[str, Any]]:
-        async with _net((Address.parse("/ip4/127.0.0.1/tcp/0"),)) as net:
+        async with open_node((Address(settings.listen_host(), 0),)) as net:
             net.serve(BYTES, _answer)
             net.serve(ECHO, _echo)
+            net.serve_calls(CALL, Question, answer_call)
             yield {"address": str(net.addresses[0].with_peer(net.peer_id))}
 
     @asynccontextmanager
     async def connect(self, where: dict[str, Any]) -> AsyncIterator[PlnodeClient]:
         address = Address.parse(where["address"])
-        async with _net() as net, _net() as stranger:
+        async with open_node() as net, open_node() as stranger:
             peer = await net.dial(address, deadline_s=PATIENCE_S)
             bulk = await peer.open(BYTES, Kind.BYTE, TENSOR_CLASS)
             control = await peer.open(ECHO, Kind.MESSAGE, CONTROL_CLASS)

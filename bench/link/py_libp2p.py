@@ -26,14 +26,13 @@ from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from multiaddr import Multiaddr  # type: ignore[import-untyped]
 
-from bench.link import sockets
+from bench.link import settings, sockets
 from bench.link.bytepipe import EndOfPipe, PipeClient, answer
 from bench.link.child import TRIO, main
 
 __all__ = ["PyLibp2p"]
 
 PROTOCOL = TProtocol("/bench/1")
-LOOPBACK = Multiaddr("/ip4/127.0.0.1/tcp/0")
 
 
 def _host() -> IHost:
@@ -67,8 +66,10 @@ async def _answer(stream: INetStream) -> None:
 
 
 class PyLibp2pClient(PipeClient):
-    def __init__(self, stream: INetStream, address: str) -> None:
+    def __init__(self, stream: INetStream, beside: INetStream, address: str) -> None:
         super().__init__(NetStreamPipe(stream))
+        self._beside = PipeClient(NetStreamPipe(beside))
+        self._turn = trio.Lock()  # a new stream costs round trips of its own: one standing stream, one question at a time
         with sockets.SteadyFactory().socket(trio.socket.AF_INET, trio.socket.SOCK_STREAM) as like_its_own:
             self.congestion = sockets.congestion_of(like_its_own)
         self._address = address
@@ -82,6 +83,12 @@ class PyLibp2pClient(PipeClient):
             return time.perf_counter() - began
 
 
+    async def control(self) -> float | None:
+        async with self._turn:
+            (took,) = await self._beside.round_trips(1)
+            return took
+
+
 class PyLibp2p:
     name = "py-libp2p"
     loop = TRIO
@@ -90,7 +97,7 @@ class PyLibp2p:
     async def serve(self) -> AsyncIterator[dict[str, Any]]:
         trio.socket.set_custom_socket_factory(sockets.SteadyFactory())
         host = _host()
-        async with host.run([LOOPBACK]):
+        async with host.run([Multiaddr(f"/ip4/{settings.listen_host()}/tcp/0")]):
             host.set_stream_handler(PROTOCOL, _answer)
             yield {"address": str(host.get_addrs()[0])}
 
@@ -101,7 +108,8 @@ class PyLibp2p:
         async with host.run([]):
             peer = info_from_p2p_addr(Multiaddr(where["address"]))
             await host.connect(peer)
-            yield PyLibp2pClient(await host.new_stream(peer.peer_id, [PROTOCOL]), where["address"])
+            streams = [await host.new_stream(peer.peer_id, [PROTOCOL]) for _ in range(2)]
+            yield PyLibp2pClient(*streams, where["address"])
 
 
 if __name__ == "__main__":

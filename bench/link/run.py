@@ -4,7 +4,9 @@ All processes stay alive for the whole run and wait on their stdin while others 
 every contestant has its turn at each measure; whatever else the machine does falls on all of them alike, and ratios are taken
 within a repeat.  Processes are not bound to cores: gRPC works with more than one thread a side.
 
-On loopback there is neither delay nor loss: this measures what a byte and a message cost in CPU, not behaviour on a line.
+On loopback there is neither delay nor loss: this measures what a byte and a message cost in CPU, not behaviour on a line.  So the
+processor time of both ends stands beside the rate: each process counts its own, all threads, user and system, per megabyte (10^6
+bytes) that was sent and received.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ START_S = 60.0
 PACKAGES = ("trio", "cryptography", "libp2p", "grpcio")
 COLUMNS = (
     Column("mib_per_s", "MiB/s"),
+    Column("cpu_ms_per_mb", "CPU ms/MB"),
     Column("rtt_p50_us", "rtt p50 us"),
     Column("rtt_p99_us", "rtt p99 us"),
     Column("handshakes_per_s", "handshakes/s"),
@@ -73,9 +76,11 @@ class Plan:
 class _Measured:
     """One contestant at work and what it has shown so far."""
 
+    server: Child
     client: Child
     congestion: str
     streams: dict[int, list[float]] = field(default_factory=lambda: {size: [] for size in MESSAGE_SIZES})
+    costs: dict[int, list[float]] = field(default_factory=lambda: {size: [] for size in MESSAGE_SIZES})
     others: dict[str, list[float]] = field(default_factory=dict)
 
 
@@ -105,7 +110,7 @@ async def _start(children: Children, contestant: Contestant, measured: dict[str,
     where = await server.hear(START_S)
     client = await children.start(f"{contestant.name} client", python(contestant.module, "client"))
     answer = await client.ask(where, START_S)
-    measured[contestant.name] = _Measured(client, answer["congestion"])
+    measured[contestant.name] = _Measured(server, client, answer["congestion"])
 
 
 async def _repeat(plan: Plan, measured: Mapping[str, _Measured]) -> None:
@@ -114,7 +119,10 @@ async def _repeat(plan: Plan, measured: Mapping[str, _Measured]) -> None:
         await m.client.ask({"measure": "connect"}, START_S)
     for size in reversed(MESSAGE_SIZES):
         for m in measured.values():
+            before = (await m.server.ask({}, START_S))["cpu_s"]
             answer = await _ask(m, {"measure": "stream", "message_bytes": size, "seconds": plan.seconds})
+            used = answer["cpu_s"] + (await m.server.ask({}, START_S))["cpu_s"] - before
+            m.costs[size].append(used * 1e3 / (answer["bytes"] / 1e6))
             m.streams[size].append(answer["mib_per_s"])
     for measure in ("round_trips", "handshakes"):
         for m in measured.values():
@@ -128,7 +136,7 @@ async def _ask(m: _Measured, request: dict[str, Any]) -> dict[str, Any]:
 
 def _rows(measured: Mapping[str, _Measured]) -> list[Row]:
     return [
-        Row(name, {"mib_per_s": m.streams[size], **m.others}, {"message_bytes": size})
+        Row(name, {"mib_per_s": m.streams[size], "cpu_ms_per_mb": m.costs[size], **m.others}, {"message_bytes": size})
         for size in MESSAGE_SIZES
         for name, m in measured.items()
     ]
@@ -145,8 +153,10 @@ def _bars(measured: Mapping[str, _Measured]) -> list[Bar]:
         return measured[name].others.get("rtt_p50_us", []) if name in measured else []
 
     ours = rate("plnode")
+    cost = measured["plnode"].costs[mebibyte] if "plnode" in measured else []
     return [
         Bar("stream at 1 MiB, plnode / py-libp2p", ratios(ours, rate("py-libp2p")), at_least=4.0),
         Bar("stream at 1 MiB, plnode / trio-aead", ratios(ours, rate("trio-aead")), at_least=0.5),
         Bar("round trip p50, plnode / trio-tcp", ratios(trips("plnode"), trips("trio-tcp")), at_most=3.0),
+        Bar("stream at 1 MiB, plnode: CPU ms per MB, both ends", cost, at_most=1.2),
     ]

@@ -15,9 +15,10 @@ from contextlib import suppress
 
 import trio
 
+from bench.link import settings
+
 __all__ = ["SteadyFactory", "congestion_of", "dial", "listen", "steady"]
 
-WANTED = b"cubic"
 _OPTION = getattr(socket, "TCP_CONGESTION", None)
 
 
@@ -25,7 +26,7 @@ def steady(sock: socket.socket) -> socket.socket:
     """`sock` with the wanted congestion control, where the system has it."""
     if _OPTION is not None and sock.type == socket.SOCK_STREAM:
         with suppress(OSError):
-            sock.setsockopt(socket.IPPROTO_TCP, _OPTION, WANTED)
+            sock.setsockopt(socket.IPPROTO_TCP, _OPTION, settings.congestion().encode())
     return sock
 
 

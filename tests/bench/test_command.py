@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -10,8 +11,15 @@ from click.testing import CliRunner
 import bench.link.run
 from bench.__main__ import program
 from bench.children import BenchFailed
+from bench.history import read
 from bench.link.run import Plan
 from bench.report import Column, Report, Row
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The history of figures goes where the command was given."""
+    monkeypatch.chdir(tmp_path)
 
 
 def test_the_last_line_is_the_object(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,6 +40,22 @@ def test_the_last_line_is_the_object(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = CliRunner().invoke(program, ["link"])
     assert not any(line.startswith("{") for line in plain.stdout.splitlines())
     assert asked == [Plan.quick(), Plan()]
+    assert [(entry.row, entry.figures) for entry in read(Path("bench-history.jsonl"))] == [("plnode", {"x": 1.0})] * 2
+    assert CliRunner().invoke(program, ["link", "--history", ""]).exit_code == 0
+    assert len(read(Path("bench-history.jsonl"))) == 2
+    shown = CliRunner().invoke(program, ["history"])
+    assert shown.exit_code == 0 and "1.00 1.00" in shown.stdout
+
+
+def test_options_of_the_lab_need_the_lab() -> None:
+    result = CliRunner().invoke(program, ["link", "--rtt", "80"])
+    assert result.exit_code == 2 and "--lab" in result.stderr
+
+
+def test_a_damaged_history_is_named_with_its_line() -> None:
+    Path("bench-history.jsonl").write_text("{}\n")
+    result = CliRunner().invoke(program, ["history"])
+    assert result.exit_code == 1 and "bench-history.jsonl:1" in result.stderr
 
 
 def test_a_measured_program_that_fails_is_a_message_and_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:

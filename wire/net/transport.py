@@ -133,10 +133,10 @@ def unsent_most(bytes_per_s: float) -> int:
     return most
 
 
-def _congestion(local: str, remote: str) -> bytes:
+def _congestion(local: str, remote: str) -> str:
     """The congestion control to ask for between two hosts; see the module."""
     here = local == remote or remote == "::1" or remote.startswith("127.")
-    return b"cubic" if here else b"bbr"
+    return "cubic" if here else "bbr"
 
 
 def _plain(name: object) -> tuple[str, int]:
@@ -151,20 +151,21 @@ class TcpPipe:
 
     __slots__ = ("_closed", "_drained", "_info", "_sock", "_unsent_most")
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, congestion: str | None = None) -> None:
         self._sock = sock
         self._closed = False
         self._drained = False  # the last read took all there was
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._unsent_most = 0
         self.taking(0.0)
-        local, remote, congestion = _plain(sock.getsockname()), _plain(sock.getpeername()), ""
+        local, remote, in_force = _plain(sock.getsockname()), _plain(sock.getpeername()), ""
         if _TCP_CONGESTION is not None:
+            wanted = _congestion(local[0], remote[0]) if congestion is None else congestion
             with suppress(OSError):
-                sock.setsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, _congestion(local[0], remote[0]))
+                sock.setsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, wanted.encode("ascii"))
             with suppress(OSError):
-                congestion = sock.getsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, 16).partition(b"\0")[0].decode("ascii")
-        self._info = PipeInfo("tcp", local, remote, congestion)
+                in_force = sock.getsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, 16).partition(b"\0")[0].decode("ascii")
+        self._info = PipeInfo("tcp", local, remote, in_force)
 
     def info(self) -> PipeInfo:
         return self._info
@@ -255,10 +256,11 @@ def unsent(views: Sequence[memoryview], count: int) -> Sequence[memoryview]:
 class TcpListener:
     """A listening socket as a `Listener`.  Owns the socket."""
 
-    __slots__ = ("_closed", "_sock", "address")
+    __slots__ = ("_closed", "_congestion", "_sock", "address")
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, congestion: str | None = None) -> None:
         self._sock = sock
+        self._congestion = congestion
         self._closed = False
         self.address = literal(*_plain(sock.getsockname()))
 
@@ -275,7 +277,7 @@ class TcpListener:
                 continue
             try:
                 sock.setblocking(False)
-                return TcpPipe(sock)
+                return TcpPipe(sock, self._congestion)
             except OSError:  # a scanner that has left already has no name any more: nobody waits for an answer
                 sock.close()
 
@@ -287,7 +289,15 @@ class TcpListener:
 
 
 class TcpTransport:
-    """TCP over IPv4 and IPv6."""
+    """TCP over IPv4 and IPv6.  `congestion`: the congestion control to ask for on every connection; None for the module's choice.
+
+    A name that the kernel does not offer is as none: its default stays, and `PipeInfo.congestion` says so.
+    """
+
+    __slots__ = ("_congestion",)
+
+    def __init__(self, congestion: str | None = None) -> None:
+        self._congestion = congestion
 
     async def dial(self, address: Address) -> TcpPipe:
         family = socket.AF_INET6 if address.kind == "ip6" else socket.AF_INET
@@ -304,7 +314,7 @@ class TcpTransport:
             if sock.getsockname() == sock.getpeername():
                 # TCP's simultaneous open lets a socket that dials a closed port of its own ephemeral range meet itself.
                 raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-            return TcpPipe(sock)
+            return TcpPipe(sock, self._congestion)
         except BaseException:
             sock.close()
             raise
@@ -320,7 +330,7 @@ class TcpTransport:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # one listener a family: no mapped addresses
             sock.bind((address.host, address.port))
             sock.listen(BACKLOG)
-            return TcpListener(sock)
+            return TcpListener(sock, self._congestion)
         except BaseException:
             sock.close()
             raise

@@ -31,8 +31,8 @@ LOOPBACK = Address("127.0.0.1", 0)
 
 
 @asynccontextmanager
-async def joined() -> AsyncIterator[tuple[TcpPipe, TcpPipe]]:
-    transport = TcpTransport()
+async def joined(congestion: str | None = None) -> AsyncIterator[tuple[TcpPipe, TcpPipe]]:
+    transport = TcpTransport(congestion)
     listener = await transport.listen(LOOPBACK)
     near = await transport.dial(listener.address)
     far = await listener.accept()
@@ -153,6 +153,14 @@ async def test_options_of_the_socket() -> None:
             assert near.info().congestion == named != ""
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="the system has no choice of congestion control")
+async def test_a_congestion_control_is_asked_for_at_both_ends() -> None:
+    async with joined("reno") as (near, far):  # built into every Linux kernel, and what no other test asks for
+        assert near.info().congestion == far.info().congestion == "reno"
+    async with joined("no-such-control") as (near, far):
+        assert near.info().congestion not in ("", "no-such-control")
+
+
 async def test_a_refused_dial_and_a_busy_port_leave_no_descriptor() -> None:
     transport = TcpTransport()
     before = descriptors()
@@ -201,13 +209,13 @@ def test_unsent_bytes_are_a_millisecond_of_the_line(bytes_per_s: float, bytes_un
 @pytest.mark.parametrize(
     ("local", "remote", "wanted"),
     [
-        ("127.0.0.1", "127.0.0.1", b"cubic"),
-        ("127.0.0.1", "127.0.0.2", b"cubic"),
-        ("::1", "::1", b"cubic"),
-        ("10.0.0.5", "10.0.0.5", b"cubic"),
-        ("10.0.0.5", "10.0.0.6", b"bbr"),
-        ("2001:db8::1", "2001:db8::2", b"bbr"),
+        ("127.0.0.1", "127.0.0.1", "cubic"),
+        ("127.0.0.1", "127.0.0.2", "cubic"),
+        ("::1", "::1", "cubic"),
+        ("10.0.0.5", "10.0.0.5", "cubic"),
+        ("10.0.0.5", "10.0.0.6", "bbr"),
+        ("2001:db8::1", "2001:db8::2", "bbr"),
     ],
 )
-def test_bbr_is_for_lines(local: str, remote: str, wanted: bytes) -> None:
+def test_bbr_is_for_lines(local: str, remote: str, wanted: str) -> None:
     assert _congestion(local, remote) == wanted

@@ -1,0 +1,92 @@
+"""A node on a host of the lab: `python -m tests.net.node [listen ADDRESS PORT] [seed ENTRY]...`.
+
+It says what happens as JSON lines: `{"ready": address}`, `{"connected": peer id}`, `{"lost": code}`, `{"seed": entry, "state",
+"reason"}`.  Told `{"send": bytes}` it sends so many to its first peer and answers `{"echoed": sha256, "seconds"}`; told `{"dial": address}`
+it dials.  It ends with its stdin.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import trio
+
+from wire.address import Address
+from wire.identity import Identity
+from wire.net import ByteStream, Kind, MessageStream, Net, Peer, PeerConnected, PeerLost, SeedList, SeedStateChanged, open_net
+
+RUN = bytes(range(32))
+ECHO = "tests/echo/1"
+PIECE = 64 * 1024
+
+
+def say(**fields: Any) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+async def echo(peer: Peer, stream: ByteStream | MessageStream) -> None:
+    assert isinstance(stream, ByteStream)
+    while data := await stream.receive_some():
+        await stream.send_all(data)
+
+
+async def tell(net: Net) -> None:
+    async for event in net.events():
+        if isinstance(event, PeerConnected):
+            say(connected=str(event.peer.peer_id))
+        elif isinstance(event, PeerLost):
+            say(lost=event.reason.code.name)
+        elif isinstance(event, SeedStateChanged):
+            say(seed=event.entry, state=event.state, reason=str(event.reason))
+
+
+async def send(net: Net, count: int) -> None:
+    (peer, *_) = net.peers()
+    data, back, began = os.urandom(count), hashlib.sha256(), time.monotonic()
+    async with await peer.open(ECHO, Kind.BYTE, 2) as stream, trio.open_nursery() as nursery:
+        assert isinstance(stream, ByteStream)
+        nursery.start_soon(stream.send_all, data)
+        got = 0
+        while got < count:
+            piece = await stream.receive_some()
+            assert piece, "the echo ended"
+            back.update(piece)
+            got += len(piece)
+    say(echoed=back.digest() == hashlib.sha256(data).digest(), seconds=time.monotonic() - began)
+
+
+async def obey(net: Net) -> None:
+    while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
+        request = json.loads(line)
+        if "dial" in request:
+            await net.dial(Address.parse(request["dial"]), deadline_s=20.0)
+        if "send" in request:
+            await send(net, request["send"])
+
+
+async def main(arguments: list[str]) -> None:
+    listen, seeds = [], []
+    while arguments:
+        what, value = arguments.pop(0), arguments.pop(0)
+        if what == "listen":
+            listen.append(Address(value, int(arguments.pop(0))))
+        else:
+            seeds.append(value)
+    async with (
+        open_net(Identity.generate(), run=RUN, listen=listen, seeds=SeedList.of(*seeds) if seeds else None) as net,
+        trio.open_nursery() as nursery,
+    ):
+        net.serve(ECHO, echo)
+        nursery.start_soon(tell, net)
+        say(ready=str(net.addresses[0].with_peer(net.peer_id)) if listen else "")
+        await obey(net)
+        nursery.cancel_scope.cancel()
+
+
+if __name__ == "__main__":
+    trio.run(main, sys.argv[1:])
