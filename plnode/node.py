@@ -25,6 +25,7 @@ from plnode.settings import Settings
 from plnode.swarm.claims import NodeState
 from wire.identity import Identity
 from wire.net import BindFailed, Net, NetEvent, SeedList, open_net
+from wire.net.perf import serve_perf
 
 if TYPE_CHECKING:
     from plnode.participant import Participant
@@ -48,6 +49,7 @@ async def run_node(settings: Settings, signed: SignedManifest, identity: Identit
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     seeds = SeedList.read(settings.seeds) if settings.seeds is not None else None
     async with _network(settings, identity, recorder, run=signed.run_id, seeds=seeds) as (net, events, watch):
+        serve_perf(net)
         participant = Participant(net, settings, signed, job, identity, recorder)
         started = e.NodeStarted(str(net.peer_id), settings.name, tuple(str(a) for a in net.addresses), settings.device, settings.threads)
         recorder.emit(started)

@@ -164,6 +164,12 @@ class Limits:
     exchange_answer_interval_s: float = 5.0
     exchange_answer_burst: int = 5
 
+    # Measuring (perf/1)
+    perf_seconds_max: float = 15.0  # a direction; 10 s leave slow start behind, and nobody else may measure meanwhile
+    perf_grace_s: float = 5.0  # for what was under way when a direction's time was over, and for control messages
+    perf_peer_interval_s: float = 60.0  # one measurement of a peer in so long: at most half of a line's idle share
+    perf_pulses_per_s: float = 20.0  # round trips within a measurement; ours are 5 a second
+
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)

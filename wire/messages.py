@@ -30,6 +30,10 @@ __all__ = [
     "KeyBytes",
     "OpenBody",
     "PeerRecord",
+    "PerfAnswer",
+    "PerfAsk",
+    "PerfPulse",
+    "PerfState",
     "Range",
     "Records",
     "SessionHello",
@@ -207,3 +211,42 @@ class PeerRecord:
     relay_classes: Annotated[tuple[Annotated[str, Size(max=16)], ...], Count(4)] = ()
     relay_free_bps: U64 = 0
     """Bytes per second that it still relays."""
+
+
+@message(32, extensible=True)
+@dataclass(frozen=True, slots=True)
+class PerfAsk:
+    """`perf/1`, first message of the control stream: may we measure for `millis` a direction?"""
+
+    millis: Annotated[int, Range(100, int(_L.perf_seconds_max * 1000))]
+
+
+@message(33, extensible=True)
+@dataclass(frozen=True, slots=True)
+class PerfAnswer:
+    """`perf/1`: OK, or why not and when to ask again."""
+
+    code: U16
+    retry_ms: U32 = 0
+
+
+@message(34, extensible=True)
+@dataclass(frozen=True, slots=True)
+class PerfPulse:
+    """`perf/1`: a round trip in the class of control messages; the answer also says what has come so far."""
+
+    number: U32
+
+
+@message(35, extensible=True)
+@dataclass(frozen=True, slots=True)
+class PerfState:
+    """`perf/1`: answer to a pulse.  What the asked side has received since the first byte."""
+
+    number: U32
+    seconds: Annotated[tuple[U64, ...], Count(64)] = ()
+    """Bytes by second since the first one."""
+    micros: U64 = 0
+    """From the first byte to the last so far."""
+    over: bool = False
+    """The sender has ended its direction."""

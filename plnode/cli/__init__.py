@@ -26,6 +26,7 @@ _COMMANDS = {
     "seed": "Run a seed: a node that only introduces peers.",
     "join": "Join a run and train one stage of it.",
     "status": "Show what the node on this machine is doing.",
+    "bench": "Measure the line to another member of a run.",
     "demo": "Train a whole swarm on this machine, end to end.",
     "identity": "Show or make this node's identity.",
 }
