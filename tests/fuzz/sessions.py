@@ -38,7 +38,7 @@ LIMITS = replace(
     DEFAULT_LIMITS,
     stream_window_bulk_bytes=256 * KIB,
     connection_window_guest_bytes=256 * KIB,
-    connection_window_mixed_bytes=512 * KIB,
+    connection_window_lane_bytes=512 * KIB,
     inbound_streams_max=8,
     inbound_backlog_max=4,
     opens_burst=20,
@@ -224,7 +224,7 @@ class _World:
     def check(self) -> None:
         gauges = self.us.session.gauges()
         assert all(value >= 0 for value in gauges.values()), gauges
-        assert gauges["unread_bytes"] <= LIMITS.connection_window_mixed_bytes, gauges
+        assert gauges["unread_bytes"] <= LIMITS.connection_window_lane_bytes, gauges
 
     def end(self) -> None:
         """The end, however it came: nothing is left, and nothing happens any more."""

@@ -309,7 +309,8 @@ class Net:
             features=(),
             peer_record=self._record.raw,
             observed=observed,
-            bulk_window=self.limits.stream_window_bulk_bytes,
+            # Half of the connection: one unread stream must not stop the others.
+            bulk_window=min(self.limits.stream_window_bulk_bytes, self.limits.connection_window_control_bytes // 2),
             max_streams=self.limits.inbound_streams_max,
         )
 
