@@ -82,6 +82,8 @@ class SessionHello:
     """Start credit, in bytes, of byte streams of class 2-4 towards the sender."""
     max_streams: U16
     """Inbound streams that the sender keeps at once."""
+    generation: U32 = 0
+    """How often the sender has lost all connections to the receiver: a connection of a higher one supersedes those before."""
 
 
 @message(FRAME)
