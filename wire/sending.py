@@ -33,38 +33,18 @@ may have been delivered after all, and DUPLICATE then means that it arrived).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
+from .channelevents import SendEnded, SenderEvent, SlotsChanged
 from .chunks import OutChunk
 from .errors import Code, LocalProtocolError, RemoteProtocolError, known_code
 from .limits import DEFAULT_LIMITS, Limits
 from .messages import Ask, Begin, Done, Drop, Have, Key, Posted, Slot, Unslot, encode
 from .tensor import PLAIN, DType, check_shape
-from .transfers import NO_ORDER, Queue, Transfer, full_bitmap
+from .transfers import NO_ORDER, LaneSource, OpenSlot, Queue, Transfer, full_bitmap
 
 __all__ = ["NO_ORDER", "LaneSource", "SendEnded", "SenderChannel", "SenderEvent", "SlotsChanged"]
-
-
-@dataclass(frozen=True, slots=True)
-class SlotsChanged:
-    """Slots were posted or withdrawn: whoever waits for one may look again."""
-
-
-@dataclass(frozen=True, slots=True)
-class SendEnded:
-    """A transfer has ended and its buffer is the caller's again.
-
-    OK = the receiver has every byte and handed the tensor over.  REFUSED = it withdrew the slot meanwhile: send into another.
-    CANCELLED = by us.  Any other code is the receiver's word (DUPLICATE, STALE, EXPECTATION, TOO_LARGE), or that of ``close``.
-    """
-
-    transfer: int
-    key: Key
-    code: Code
-
-
-SenderEvent = SlotsChanged | SendEnded
 
 
 class _Phase(Enum):
@@ -73,39 +53,6 @@ class _Phase(Enum):
     DETACHED = 0  # there is no control stream
     TELLING = 1  # it is saying which slots it holds
     KNOWN = 2  # after its ``Posted``
-
-
-@dataclass(slots=True)
-class _OpenSlot:
-    key: Key | None
-    max_bytes: int
-
-    def takes(self, key: Key | None, size_bytes: int) -> bool:
-        return self.max_bytes >= size_bytes and self.key in (None, key)
-
-
-class LaneSource:
-    """What one lane pulls from.  Implements ``ChunkSource``; made by ``SenderChannel.lane``, worthless after ``lane_lost``."""
-
-    __slots__ = ("_channel", "held", "number")
-
-    def __init__(self, channel: SenderChannel, number: int) -> None:
-        self._channel: SenderChannel | None = channel
-        self.number = number
-        self.held: Transfer | None = None  # of which the session has the chunk handed out last
-
-    def sever(self) -> None:
-        """The session reads no more."""
-        self._channel = None
-
-    @property
-    def order(self) -> int:
-        """Lowest order of a chunk that is ready; ``NO_ORDER`` if none is."""
-        return NO_ORDER if self._channel is None else self._channel.order
-
-    def next_chunk(self) -> OutChunk | None:
-        """The next chunk by (order, age); None if none is ready.  Asking says that the chunk before has been read."""
-        return None if self._channel is None else self._channel.pull(self)
 
 
 class SenderChannel:
@@ -131,7 +78,7 @@ class SenderChannel:
         self._phase = _Phase.DETACHED
         self._last_slot = -1
         self._said = 0  # slots since ``attach``
-        self._open: dict[int, _OpenSlot] = {}  # posted and unused, in order of posting
+        self._open: dict[int, OpenSlot] = {}  # posted and unused, in order of posting
         self._by_slot: dict[int, Transfer] = {}
         self._queue = Queue(limits.chunk_bytes)
         self._ending: set[Transfer] = set()  # have ended, a session holds a chunk
@@ -256,7 +203,7 @@ class SenderChannel:
         """A lane was opened; its session pulls from what this returns.  LocalProtocolError: it is open already."""
         if self._closed or number in self._lanes:
             raise LocalProtocolError(f"the channel is closed or has lane {number}")
-        lane = self._lanes[number] = LaneSource(self, number)
+        lane = self._lanes[number] = LaneSource(number, self._queue, self._pull)
         return lane
 
     def lane_lost(self, number: int) -> None:
@@ -275,30 +222,9 @@ class SenderChannel:
         return any(number in state.doubt for state in self._by_slot.values())
 
     @property
-    def order(self) -> int:
-        """Lowest order of a chunk that is ready; ``NO_ORDER`` if none is."""
-        state = self._queue.next()
-        return NO_ORDER if state is None else state.order
-
-    @property
     def has_chunk(self) -> bool:
         """Whether a lane that asks would get a chunk."""
         return self._queue.next() is not None
-
-    def pull(self, lane: LaneSource) -> OutChunk | None:
-        """``LaneSource.next_chunk``."""
-        if self._let_go(lane):
-            self._on_change()
-        state = self._queue.next()
-        if state is None:
-            return None
-        index = self._queue.lowest(state)
-        self.resent_chunks += state.take(index, lane.number)
-        lane.held = state
-        state.holders += 1
-        self._queue.changed()
-        start = index * self._limits.chunk_bytes
-        return OutChunk(state.slot, index, state.data[start : start + self._limits.chunk_bytes], 0)
 
     # -- from the peer
 
@@ -336,7 +262,7 @@ class SenderChannel:
         self._said += 1
 
     def _on_empty_slot(self, message: Slot) -> None:
-        slot = _OpenSlot(message.key, message.max_bytes)
+        slot = OpenSlot(message.key, message.max_bytes)
         state = self._by_slot.get(message.slot)
         if state is not None and slot.takes(state.key, len(state.data)):
             state.restart(replace(state.begin, token=self._random_bytes(8)))
@@ -406,6 +332,20 @@ class SenderChannel:
         self._queue.changed()
 
     # -- inside
+
+    def _pull(self, lane: LaneSource) -> OutChunk | None:
+        if self._let_go(lane):
+            self._on_change()
+        state = self._queue.next()
+        if state is None:
+            return None
+        index = self._queue.lowest(state)
+        self.resent_chunks += state.take(index, lane.number)
+        lane.held = state
+        state.holders += 1
+        self._queue.changed()
+        start = index * self._limits.chunk_bytes
+        return OutChunk(state.slot, index, state.data[start : start + self._limits.chunk_bytes], 0)
 
     def _choose(self, key: Key, size_bytes: int) -> int | None:
         fitting = [(slot.key is None, number) for number, slot in self._open.items() if slot.takes(key, size_bytes)]

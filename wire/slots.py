@@ -35,14 +35,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
+from .channelevents import ChunkReady, ReceiverEvent, TensorDropped, TensorReceived
 from .delivered import DeliveredKeys
 from .errors import Code, LocalProtocolError, RemoteProtocolError, known_code
+from .landing import LaneSink, PostedSlot, Reception
 from .limits import DEFAULT_LIMITS, Limits
 from .messages import Ask, Begin, Done, Drop, Have, Key, Posted, Slot, Unslot, encode
 from .tensor import Expectation
 from .transfers import pack_bitmap
+
+__all__ = ["ChunkReady", "LaneSink", "ReceiverChannel", "ReceiverEvent", "TensorDropped", "TensorReceived"]
 
 SLOT_MAX = 2**32 - 2  # `Posted` names the one after
 # Chunks that nobody waits for: looking at each costs 8 us, a tenth of a chunk's time at 2.5 GB/s; 64 are some kilobytes of events.
@@ -53,90 +56,6 @@ DONES_REPEATED = 64
 
 # Where chunks go that nobody wants.  One for the process: it is written, never read, so channels cannot disturb each other in it.
 _DUSTBIN = memoryview(bytearray(DEFAULT_LIMITS.chunk_bytes))
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkReady:
-    """Bytes start..end of the slot's buffer are final, so a copy to the device may begin.  Only after Begin was accepted."""
-
-    slot: int
-    key: Key
-    index: int
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class TensorReceived:
-    """Every byte is there and the key was not delivered before.  The buffer is the application's again."""
-
-    slot: int
-    key: Key
-    begin: Begin
-    buffer: memoryview  # the first raw_len bytes of the posted buffer
-
-
-@dataclass(frozen=True, slots=True)
-class TensorDropped:
-    """The slot ended without a tensor; what was announced of it is void.  The buffer is the application's again.
-
-    CANCELLED = withdrawn by us, or dropped by the sender (or its code); DUPLICATE, STALE, EXPECTATION, TOO_LARGE = refused by us;
-    else the code of ``close``.  ``key`` is None when neither the slot nor a Begin had named one.
-    """
-
-    slot: int
-    key: Key | None
-    code: Code
-    buffer: memoryview  # as posted
-
-
-ReceiverEvent = ChunkReady | TensorReceived | TensorDropped
-
-
-@dataclass(slots=True)
-class _Slot:
-    number: int
-    key: Key | None
-    buffer: memoryview
-    begin: Begin | None = None
-    complete: int = 0  # bitmap by chunk index
-    missing: int = 0  # chunks, known from Begin on
-    under_way: dict[int, LaneSink] = field(default_factory=dict)  # by chunk index: whose session writes it
-    end: int = 0  # end of the furthest chunk so far
-    short_end: int | None = None  # the tensor's length as a short chunk, which can only be the last, has told it
-    dropped: Code | None = None  # the slot has ended and waits for a chunk under way
-
-
-@dataclass(frozen=True, slots=True)
-class _Reception:
-    """The chunk that arrives on a lane and is wanted.  A codec of chunks decodes its scratch into the slot when it is complete."""
-
-    state: _Slot
-    index: int
-    length: int  # on the wire
-
-
-class LaneSink:
-    """Where chunks of one lane go.  Implements ``ChunkSink``; made by ``ReceiverChannel.lane``, dead after ``lane_lost``."""
-
-    __slots__ = ("_channel", "divert", "number", "reception")
-
-    def __init__(self, channel: ReceiverChannel, number: int) -> None:
-        self._channel = channel
-        self.number = number
-        self.reception: _Reception | None = None
-        self.divert: Callable[[memoryview], None] | None = None
-        """``Session.divert`` of this lane's chunk stream: the rest of the chunk under way goes into that view instead."""
-
-    def place(self, slot: int, index: int, length: int, flags: int) -> memoryview:
-        """See ``ChunkSink``: memory of the slot if the chunk is wanted, the dustbin if it once was, else RemoteProtocolError."""
-        return self._channel.place(self, slot, index, length, flags)
-
-    def placed(self, slot: int, index: int) -> None:
-        """See ``ChunkSink``: the chunk is complete and immutable from here on, or its buffer can go back at last."""
-        reception, self.reception = self.reception, None
-        if reception is not None:  # else it went to the dustbin
-            self._channel.complete(reception)
 
 
 class ReceiverChannel:
@@ -164,7 +83,7 @@ class ReceiverChannel:
         self._on_change = on_change
         self._dustbin = _DUSTBIN if limits.chunk_bytes <= len(_DUSTBIN) else memoryview(bytearray(limits.chunk_bytes))
         self._next_slot = 0
-        self._open: dict[int, _Slot] = {}
+        self._open: dict[int, PostedSlot] = {}
         self._allowance_bytes = 0
         self._lanes: dict[int, LaneSink] = {}
         self._asks_left = 0  # lanes since ``detach`` that were not asked about
@@ -199,7 +118,7 @@ class ReceiverChannel:
         message = Slot(number, key, len(buffer))
         encode(message)  # refuses a key out of bounds while nothing has changed yet
         self._next_slot += 1
-        self._open[number] = _Slot(number, key, buffer)
+        self._open[number] = PostedSlot(number, key, buffer)
         self._allowance_bytes += 2 * len(buffer)
         self._say(message)
         return number
@@ -271,7 +190,7 @@ class ReceiverChannel:
         if self._closed or number in self._lanes:
             raise LocalProtocolError(f"the channel is closed or has lane {number}")
         self._asks_left += 1
-        lane = self._lanes[number] = LaneSink(self, number)
+        lane = self._lanes[number] = LaneSink(number, self._place, self._complete)
         return lane
 
     def lane_lost(self, number: int) -> None:
@@ -318,7 +237,7 @@ class ReceiverChannel:
                 self._messages.append(Have(state.number, state.begin.token, self._bitmap(state, state.begin)))
                 self._allowance_bytes += self._missing_bytes(state, state.begin)
 
-    def _on_begin(self, state: _Slot, begin: Begin) -> None:
+    def _on_begin(self, state: PostedSlot, begin: Begin) -> None:
         if state.begin is not None:
             raise RemoteProtocolError(detail=f"a second Begin for slot {state.number}")
         if begin.raw_len < state.end or state.short_end not in (None, begin.raw_len):
@@ -337,7 +256,7 @@ class ReceiverChannel:
         if state.missing == 0:
             self._finish(state, begin)
 
-    def _judge(self, state: _Slot, begin: Begin) -> Code:
+    def _judge(self, state: PostedSlot, begin: Begin) -> Code:
         if state.key not in (None, begin.key):
             return Code.EXPECTATION
         if begin.raw_len > self._limits.tensor_max_bytes:
@@ -351,15 +270,14 @@ class ReceiverChannel:
             return Code.EXPECTATION
         return Code.OK if begin.raw_len <= len(state.buffer) else Code.TOO_LARGE
 
-    def _on_drop(self, state: _Slot, drop: Drop) -> None:
+    def _on_drop(self, state: PostedSlot, drop: Drop) -> None:
         if state.begin is None or drop.key != state.begin.key:
             raise RemoteProtocolError(detail=f"Drop for slot {state.number} without its Begin")
         self._drop(state, known_code(drop.code)[0] if drop.code else Code.CANCELLED)
 
     # -- from the peer: chunks
 
-    def place(self, lane: LaneSink, slot: int, index: int, length: int, flags: int) -> memoryview:
-        """``LaneSink.place``."""
+    def _place(self, lane: LaneSink, slot: int, index: int, length: int, flags: int) -> memoryview:
         chunk = self._limits.chunk_bytes
         start = index * chunk
         if flags:
@@ -382,7 +300,7 @@ class ReceiverChannel:
         if (older := state.under_way.get(index)) is not None:
             self._take_over(older, length)
         state.under_way[index] = lane
-        lane.reception = _Reception(state, index, length)
+        lane.reception = Reception(state, index, length)
         state.end = max(state.end, start + length)
         if length < chunk:
             state.short_end = start + length
@@ -396,8 +314,7 @@ class ReceiverChannel:
         older.reception = None
         self.duplicate_bytes += length
 
-    def complete(self, reception: _Reception) -> None:
-        """``LaneSink.placed`` of a chunk that was wanted."""
+    def _complete(self, reception: Reception) -> None:
         state, index = reception.state, reception.index
         del state.under_way[index]
         if state.dropped is None:
@@ -412,7 +329,7 @@ class ReceiverChannel:
             return
         self._on_change()
 
-    def _check_chunk(self, state: _Slot, index: int, start: int, length: int) -> None:
+    def _check_chunk(self, state: PostedSlot, index: int, start: int, length: int) -> None:
         total = state.short_end if state.begin is None else state.begin.raw_len
         if total is not None:
             honest = length == min(self._limits.chunk_bytes, total - start)
@@ -425,12 +342,12 @@ class ReceiverChannel:
 
     # -- inside
 
-    def _announce(self, state: _Slot, begin: Begin, index: int) -> None:
+    def _announce(self, state: PostedSlot, begin: Begin, index: int) -> None:
         start = index * self._limits.chunk_bytes
         end = min(start + self._limits.chunk_bytes, begin.raw_len)
         self._events.append(ChunkReady(state.number, begin.key, index, start, end))
 
-    def _finish(self, state: _Slot, begin: Begin) -> None:
+    def _finish(self, state: PostedSlot, begin: Begin) -> None:
         code = self._delivered.deliver(begin.key)
         if code is not Code.OK:
             self._refuse(state, begin.key, code)
@@ -439,23 +356,23 @@ class ReceiverChannel:
         self._say_done(Done(state.number, begin.key, Code.OK))
         self._events.append(TensorReceived(state.number, begin.key, begin, state.buffer[: begin.raw_len]))
 
-    def _refuse(self, state: _Slot, key: Key, code: Code) -> None:
+    def _refuse(self, state: PostedSlot, key: Key, code: Code) -> None:
         self._say_done(Done(state.number, key, code))
         self._drop(state, code)
 
-    def _drop(self, state: _Slot, code: Code) -> None:
+    def _drop(self, state: PostedSlot, code: Code) -> None:
         del self._open[state.number]
         state.dropped = code
         self._release_if_free(state)
 
-    def _release_if_free(self, state: _Slot) -> bool:
+    def _release_if_free(self, state: PostedSlot) -> bool:
         """Give the buffer of an ended slot back, once no session writes into it."""
         if state.dropped is None or state.under_way:
             return False
         self._release(state, state.dropped)
         return True
 
-    def _release(self, state: _Slot, code: Code) -> None:
+    def _release(self, state: PostedSlot, code: Code) -> None:
         self._events.append(TensorDropped(state.number, state.key, code, state.buffer))
 
     def _say(self, message: Slot | Unslot | Done) -> None:
@@ -466,8 +383,8 @@ class ReceiverChannel:
         self._dones.append(done)
         self._say(done)
 
-    def _bitmap(self, state: _Slot, begin: Begin) -> bytes:
+    def _bitmap(self, state: PostedSlot, begin: Begin) -> bytes:
         return pack_bitmap(state.complete, -(-begin.raw_len // self._limits.chunk_bytes))
 
-    def _missing_bytes(self, state: _Slot, begin: Begin) -> int:
+    def _missing_bytes(self, state: PostedSlot, begin: Begin) -> int:
         return min(state.missing * self._limits.chunk_bytes, begin.raw_len)

@@ -17,8 +17,10 @@ Lanes pull, so the faster lane carries more and one tensor uses all of them; nob
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from .chunks import OutChunk
 from .errors import Code, RemoteProtocolError
 from .messages import Begin, Key
 
@@ -33,6 +35,18 @@ def full_bitmap(count: int) -> int:
 def pack_bitmap(bits: int, count: int) -> bytes:
     """As ``Slot`` and ``Have`` carry it: bit i of byte i // 8, lowest first, no byte more than ``count`` chunks need."""
     return bits.to_bytes(-(-count // 8), "little")
+
+
+@dataclass(slots=True)
+class OpenSlot:
+    """A posted slot that is unused."""
+
+    key: Key | None
+    max_bytes: int
+
+    def takes(self, key: Key | None, size_bytes: int) -> bool:
+        """Whether a tensor of this key (None: of a key not named) and size may go there."""
+        return self.max_bytes >= size_bytes and self.key in (None, key)
 
 
 @dataclass(slots=True, eq=False)
@@ -141,3 +155,34 @@ class Queue:
     def lowest(state: Transfer) -> int:
         """Index of the lowest unsent chunk; there must be one."""
         return (state.unsent & -state.unsent).bit_length() - 1
+
+    @property
+    def order(self) -> int:
+        """Order of the transfer whose chunk goes next; ``NO_ORDER`` if none is ready."""
+        state = self.next()
+        return NO_ORDER if state is None else state.order
+
+
+class LaneSource:
+    """What one lane pulls from.  Implements ``ChunkSource``; made by ``SenderChannel.lane``, empty for ever after ``lane_lost``."""
+
+    __slots__ = ("_pull", "_queue", "held", "number")
+
+    def __init__(self, number: int, queue: Queue, pull: Callable[[LaneSource], OutChunk | None]) -> None:
+        self.number = number
+        self.held: Transfer | None = None  # of which the session has the chunk handed out last
+        self._queue = queue
+        self._pull: Callable[[LaneSource], OutChunk | None] | None = pull
+
+    def sever(self) -> None:
+        """The session reads no more."""
+        self._pull = None
+
+    @property
+    def order(self) -> int:
+        """Lowest order of a chunk that is ready; ``NO_ORDER`` if none is."""
+        return NO_ORDER if self._pull is None else self._queue.order
+
+    def next_chunk(self) -> OutChunk | None:
+        """The next chunk by (order, age); None if none is ready.  Asking says that the chunk before has been read."""
+        return None if self._pull is None else self._pull(self)
