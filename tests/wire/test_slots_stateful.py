@@ -1,18 +1,23 @@
 """Two senders and one receiving node, driven by hypothesis through everything that may happen between them (wire 23.7).
 
-Messages keep their order on their stream, chunks come in any order, late or twice, before or after Begin and Drop; sends are
-cancelled, slots withdrawn, links cut (both halves of a channel start anew), the whole node restarted.  Every buffer is scribbled
-over the moment it is given back, at both ends, so that a write or read that comes too late shows:
+A channel has several lanes.  Messages keep their order on their stream, chunks come in any order, late or twice, on any lane,
+before or after Begin and Drop; sends are cancelled, slots withdrawn.  Lanes are cut, noticed first at either end; the control
+connection is lost and comes back, while applications go on; one half is replaced by a new one (a process that restarted), or both,
+or the whole node.
+
+Every buffer is scribbled over the moment it is given back, at both ends, and a session scribbles over a place before it writes
+there and when it is cut (an AEAD writes before it knows), so that a write or read that comes too late shows:
 
 * each key is delivered at most once in the life of a node, and never a key below the watermark;
 * the bytes are exact, at delivery and from the moment a chunk is announced;
 * no write into a tensor that was handed over or a slot that was given back;
-* every slot and every transfer has exactly one final event, and idle means that nothing is left.
+* every slot and every transfer has exactly one final event, and a channel that is left alone comes to rest with nothing left.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -25,15 +30,17 @@ from wire.chunks import OutChunk
 from wire.delivered import DeliveredKeys
 from wire.errors import Code
 from wire.limits import DEFAULT_LIMITS
-from wire.messages import Begin, Done, Drop, Slot, Unslot, decode, encode
-from wire.sending import SendEnded, SenderChannel
-from wire.slots import ChunkReady, ReceiverChannel, TensorDropped, TensorReceived
+from wire.messages import Ask, Begin, Done, Drop, Have, Posted, Slot, Unslot, decode, encode
+from wire.sending import LaneSource, SendEnded, SenderChannel
+from wire.slots import ChunkReady, LaneSink, ReceiverChannel, TensorDropped, TensorReceived
 from wire.tensor import DType, Expectation
 
 CHUNK = 8
 LIMITS = dataclasses.replace(DEFAULT_LIMITS, chunk_bytes=CHUNK, tensor_max_bytes=4 * CHUNK, slots_open_max=4)
 SENT, GIVEN_BACK = 0xDD, 0xEE  # what the owners write into buffers that are theirs again; never part of a tensor
+POISON = 0xDB  # what a session leaves in a place that it has not filled
 LINKS = 2
+LANES_MAX = 3
 
 keys = st.tuples(st.just(0), st.integers(1, 4), st.integers(0, 2))
 links = st.integers(0, LINKS - 1)
@@ -53,22 +60,76 @@ def expect(key: tuple[int, ...]) -> Expectation | None:
     return None if key[1] == 4 else Expectation(DType.uint8, (size_of(key),), 0, size_of(key))
 
 
+class Lane:
+    """One lane of a channel: the session's ends and the chunks between them."""
+
+    def __init__(self, number: int, source: LaneSource, sink: LaneSink) -> None:
+        self.number = number
+        self.source: LaneSource | None = source  # None: the sender has noticed that the lane is lost
+        self.sink: LaneSink | None = sink
+        sink.divert = self.divert
+        self.sealing: OutChunk | None = None  # the chunk that the sender's session has taken
+        self.sealed = False  # and read
+        self.wire: list[tuple[int, int, bytes]] = []
+        self.filling: tuple[int, int, bytes] | None = None  # placed by CHUNK, DATA to come
+        self.place = memoryview(b"")
+
+    def divert(self, view: memoryview) -> None:
+        assert self.filling is not None and len(view) >= len(self.place)
+        self.place = view[: len(self.place)]
+
+    def receiving_ends(self) -> None:
+        """The receiver's session ends; what it was writing is left half-way."""
+        if self.filling is not None:
+            self.place[:] = bytes([POISON]) * len(self.place)
+        self.sink = self.filling = None
+        self.wire.clear()
+
+
 class Link:
     """One channel: both halves and all that is under way between them."""
 
     def __init__(self, delivered: DeliveredKeys) -> None:
-        self.receiver = ReceiverChannel(expect, delivered, LIMITS)
-        self.sender = SenderChannel(bytes, LIMITS)
-        self.to_receiver: deque[Begin | Drop] = deque()
-        self.to_sender: deque[Slot | Unslot | Done] = deque()
-        self.sealing: OutChunk | None = None  # the chunk that the sender's session has taken
-        self.sealed = False  # and read
-        self.wire: list[tuple[int, int, bytes]] = []  # chunks under way
-        self.doubled: set[tuple[int, int]] = set()
-        self.filling: tuple[int, int, bytes, memoryview] | None = None  # placed by CHUNK, DATA to come
+        self.delivered = delivered
+        self.tokens = itertools.count()
+        self.new_receiver()
+        self.new_sender()
         self.slots: dict[int, bytearray] = {}  # buffers that the receiver's application has posted
         self.transfers: dict[int, tuple[tuple[int, ...], bytearray, set[int]]] = {}
         self.announced: dict[int, list[tuple[int, int, tuple[int, ...]]]] = {}
+        self.numbers = itertools.count()
+        self.attach()
+
+    def new_receiver(self) -> None:
+        self.receiver = ReceiverChannel(expect, self.delivered, LIMITS)
+
+    def new_sender(self) -> None:
+        self.sender = SenderChannel(lambda n: next(self.tokens).to_bytes(n, "big"), LIMITS)
+
+    def attach(self) -> None:
+        self.attached = True
+        self.to_receiver: deque[Begin | Drop | Ask] = deque()
+        self.to_sender: deque[Slot | Unslot | Done | Have | Posted] = deque()
+        self.lanes: list[Lane] = []
+        self.doubled: set[tuple[int, int]] = set()
+        self.receiver.attach()
+        self.sender.attach()
+        self.open_lane()
+
+    def open_lane(self) -> None:
+        number = next(self.numbers)
+        self.lanes.append(Lane(number, self.sender.lane(number), self.receiver.lane(number)))
+
+    def control_lost(self) -> None:
+        if self.attached:
+            self.attached = False
+            for lane in self.lanes:
+                lane.receiving_ends()
+            self.to_receiver.clear()
+            self.to_sender.clear()
+            self.lanes.clear()
+            self.sender.detach()
+            self.receiver.detach()
 
 
 class Channels(RuleBasedStateMachine):
@@ -105,7 +166,7 @@ class Channels(RuleBasedStateMachine):
         data = bytearray(data_of(key))
         if not it.sender.free_slots(key, len(data)):
             self.post(link, None)
-            while self.message_to_sender(it):
+            while it.attached and self.message_to_sender(it):
                 pass
         if it.sender.free_slots(key, len(data)):
             size = len(data)
@@ -149,6 +210,8 @@ class Channels(RuleBasedStateMachine):
                 self.collect(it)
 
     def moves(self, it: Link) -> list[Callable[[], object]]:
+        if not it.attached:
+            return []
         it.to_receiver.extend(it.sender.messages())
         it.to_sender.extend(it.receiver.messages())
         moves: list[Callable[[], object]] = []
@@ -156,70 +219,154 @@ class Channels(RuleBasedStateMachine):
             moves.append(lambda: self.message_to_receiver(it))
         if it.to_sender:
             moves.append(lambda: self.message_to_sender(it))
-        if it.sealing is not None and not it.sealed:
-            moves.append(lambda: self.seal(it))
-        if it.sealing is not None or it.sender.has_chunk:
-            moves.append(lambda: self.take_chunk(it))
-        if it.filling is not None:
-            moves.append(lambda: self.chunk_is_whole(it))
-        else:
-            moves.extend(partial(self.chunk_arrives, it, at) for at in range(len(it.wire)))
+        for lane in it.lanes:
+            if lane.sealing is not None and not lane.sealed:
+                moves.append(partial(self.seal, lane))
+            if lane.source is not None and (lane.sealing is not None or it.sender.has_chunk):
+                moves.append(partial(self.take_chunk, it, lane))
+            if lane.filling is not None:
+                moves.append(partial(self.chunk_is_whole, lane))
+            elif lane.sink is not None:
+                moves.extend(partial(self.chunk_arrives, it, lane, at) for at in range(len(lane.wire)))
         if any(max(ready) < len(data) for _key, data, ready in it.transfers.values()):
             moves.append(lambda: self.device_delivers(it))
         return moves
 
     def message_to_receiver(self, it: Link) -> None:
-        it.receiver.on_message(decode(encode(it.to_receiver.popleft()), Begin, Drop))
+        message = decode(encode(it.to_receiver.popleft()), Begin, Drop, Ask)
+        if isinstance(message, Ask):
+            for lane in it.lanes:
+                if lane.number == message.lane:
+                    lane.receiving_ends()
+        it.receiver.on_message(message)
 
     def message_to_sender(self, it: Link) -> bool:
         it.to_sender.extend(it.receiver.messages())
         if it.to_sender:
-            it.sender.on_message(decode(encode(it.to_sender.popleft()), Slot, Unslot, Done))
+            it.sender.on_message(decode(encode(it.to_sender.popleft()), Slot, Unslot, Done, Have, Posted))
             self.collect(it)
         return bool(it.to_sender)
 
-    def take_chunk(self, it: Link) -> None:
+    def take_chunk(self, it: Link, lane: Lane) -> None:
         """The session asks for a chunk; only then has it read the one before."""
-        self.seal(it)
-        it.sealing = it.sender.next_chunk()
-        it.sealed = False
-        if it.sealing is not None:
-            end = it.sealing.index * CHUNK + len(it.sealing.data)
-            ready = [t[2] for t in it.transfers.values() if t[1] is it.sealing.data.obj]
+        self.seal(lane)
+        assert lane.source is not None
+        lane.sealing = lane.source.next_chunk()
+        lane.sealed = False
+        if lane.sealing is not None:
+            end = lane.sealing.index * CHUNK + len(lane.sealing.data)
+            ready = [t[2] for t in it.transfers.values() if t[1] is lane.sealing.data.obj]
             assert end <= max(ready[0])  # what the device has not delivered does not leave
+            assert it.sender.in_doubt(lane.number)
 
-    def seal(self, it: Link) -> None:
+    def seal(self, lane: Lane) -> None:
         """The session reads what it took, maybe long before it asks again."""
-        if it.sealing is not None and not it.sealed:
-            it.wire.append((it.sealing.slot, it.sealing.index, bytes(it.sealing.data)))
-            it.sealed = True
+        if lane.sealing is not None and not lane.sealed:
+            if lane.sink is not None:  # else into the void
+                lane.wire.append((lane.sealing.slot, lane.sealing.index, bytes(lane.sealing.data)))
+            lane.sealed = True
 
     def device_delivers(self, it: Link) -> None:
         for number, (_key, data, ready) in it.transfers.items():
             ready.add(len(data))
             it.sender.advance(number, len(data))
 
-    def chunk_arrives(self, it: Link, at: int) -> None:
-        slot, index, data = it.wire[at]
-        if (slot, index) in it.doubled:
-            del it.wire[at]
-        else:  # it comes once more, some time
+    def chunk_arrives(self, it: Link, lane: Lane, at: int) -> None:
+        slot, index, data = chunk = lane.wire.pop(at)
+        if (slot, index) not in it.doubled:  # it comes once more, some time, on some lane
             it.doubled.add((slot, index))
-        place = it.receiver.place(slot, index, len(data), 0)
-        assert len(place) == len(data)
-        it.filling = (slot, index, data, place)
+            live = [other for other in it.lanes if other.sink is not None]
+            live[(slot + index) % len(live)].wire.append(chunk)
+        assert lane.sink is not None
+        lane.filling = chunk
+        lane.place = lane.sink.place(slot, index, len(data), 0)
+        assert len(lane.place) == len(data)
+        lane.place[:] = bytes([POISON]) * len(data)
 
-    def chunk_is_whole(self, it: Link) -> None:
-        assert it.filling is not None
-        slot, index, data, place = it.filling
-        place[:] = data
-        it.filling = None
-        it.receiver.placed(slot, index)
+    def chunk_is_whole(self, lane: Lane) -> None:
+        assert lane.filling is not None and lane.sink is not None
+        slot, index, data = lane.filling
+        lane.place[:] = data
+        lane.filling = None
+        lane.sink.placed(slot, index)
+
+    # -- what the network does to connections
+
+    @rule(link=links)
+    def lane_opened(self, link: int) -> None:
+        it = self.links[link]
+        if it.attached and len(it.lanes) < LANES_MAX:
+            it.open_lane()
+
+    @rule(link=links, pick=st.integers(0, LANES_MAX), sender_first=st.booleans(), between=pick_lists)
+    def lane_cut(self, link: int, pick: int, sender_first: bool, between: list[int]) -> None:
+        """One end notices, and until the other does things go on."""
+        it = self.links[link]
+        if it.lanes:
+            lane = it.lanes[pick % len(it.lanes)]
+            for end in (self.sender_notices, self.receiver_notices)[:: 1 if sender_first else -1]:
+                end(it, lane)
+                self.collect(it)
+                self.time_passes(link, between)
+
+    def sender_notices(self, it: Link, lane: Lane) -> None:
+        if lane.source is not None:
+            lane.source = lane.sealing = None
+            it.sender.lane_lost(lane.number)
+            assert not it.sender.in_doubt(lane.number)
+
+    def receiver_notices(self, it: Link, lane: Lane) -> None:
+        lane.receiving_ends()
+        it.receiver.lane_lost(lane.number)
+        if lane.source is None and lane in it.lanes:
+            it.lanes.remove(lane)
+
+    @rule(link=links)
+    def control_lost(self, link: int) -> None:
+        it = self.links[link]
+        it.control_lost()
+        self.collect(it)
+
+    @rule(link=links, key=keys, before=pick_lists, after=pick_lists)
+    def lost_half_way(self, link: int, key: tuple[int, ...], before: list[int], after: list[int]) -> None:
+        self.send(link, key, 0, False)
+        self.time_passes(link, before)
+        self.control_lost(link)
+        self.attached_again(link)
+        self.time_passes(link, after)
+
+    @rule(link=links)
+    def attached_again(self, link: int) -> None:
+        it = self.links[link]
+        if not it.attached:
+            it.attach()
+
+    @rule(link=links, sender=st.booleans())
+    def half_is_replaced(self, link: int, sender: bool) -> None:
+        it = self.links[link]
+        it.control_lost()
+        if sender:
+            it.sender.close(Code.SHUTDOWN)
+            self.collect(it)
+            assert not it.transfers
+            it.new_sender()
+        else:
+            it.receiver.close(Code.SHUTDOWN)
+            self.collect(it)
+            assert not it.slots
+            it.new_receiver()
 
     @rule(link=links)
     def everything_arrives(self, link: int) -> None:
         """A calm stretch, so that tensors do get through; it leaves a channel on which nothing is under way."""
         it = self.links[link]
+        self.attached_again(link)
+        for lane in list(it.lanes):
+            if lane.source is None or lane.sink is None:
+                self.sender_notices(it, lane)
+                self.receiver_notices(it, lane)
+        if not it.lanes:
+            it.open_lane()
         for _ in range(500):
             moves = self.moves(it)
             if not moves:
@@ -245,6 +392,8 @@ class Channels(RuleBasedStateMachine):
         self.start_node()
 
     def end(self, it: Link) -> None:
+        for lane in it.lanes:
+            lane.receiving_ends()
         it.receiver.close(Code.SHUTDOWN)
         it.sender.close(Code.SHUTDOWN)
         self.collect(it)
