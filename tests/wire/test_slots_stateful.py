@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import random
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -73,6 +74,7 @@ class Lane:
         self.wire: list[tuple[int, int, bytes]] = []
         self.filling: tuple[int, int, bytes] | None = None  # placed by CHUNK, DATA to come
         self.place = memoryview(b"")
+        self.taken_over = False  # another lane carries the chunk; what this one still writes belongs nowhere
 
     def divert(self, view: memoryview) -> None:
         assert self.filling is not None and len(view) >= len(self.place)
@@ -137,10 +139,11 @@ class Channels(RuleBasedStateMachine):
         super().__init__()
         self.delivered_once: set[tuple[int, ...]] = set()
         self.given_back: list[bytearray] = []
+        self.fresh_steps = itertools.count(5)
         self.start_node()
 
     def start_node(self) -> None:
-        self.delivered = DeliveredKeys(capacity=3)
+        self.delivered = DeliveredKeys(capacity=8)
         self.delivered_once.clear()
         self.links = [Link(self.delivered) for _ in range(LINKS)]
 
@@ -278,7 +281,11 @@ class Channels(RuleBasedStateMachine):
             live = [other for other in it.lanes if other.sink is not None]
             live[(slot + index) % len(live)].wire.append(chunk)
         assert lane.sink is not None
+        for other in it.lanes:
+            if other.filling is not None and other.filling[:2] == (slot, index):
+                other.taken_over = True
         lane.filling = chunk
+        lane.taken_over = False
         lane.place = lane.sink.place(slot, index, len(data), 0)
         assert len(lane.place) == len(data)
         lane.place[:] = bytes([POISON]) * len(data)
@@ -286,7 +293,7 @@ class Channels(RuleBasedStateMachine):
     def chunk_is_whole(self, lane: Lane) -> None:
         assert lane.filling is not None and lane.sink is not None
         slot, index, data = lane.filling
-        lane.place[:] = data
+        lane.place[:] = bytes([POISON]) * len(data) if lane.taken_over else data
         lane.filling = None
         lane.sink.placed(slot, index)
 
@@ -334,6 +341,34 @@ class Channels(RuleBasedStateMachine):
         self.control_lost(link)
         self.attached_again(link)
         self.time_passes(link, after)
+
+    @rule(link=links, seed=st.integers(0, 2**32))
+    def storm(self, link: int, seed: int) -> None:
+        """Fresh tensors under many cuts close together, which the rules alone meet too rarely: a long walk from one number."""
+        it, dice = self.links[link], random.Random(seed)
+        for _ in range(LANES_MAX - 1):
+            self.lane_opened(link)
+        step = next(self.fresh_steps)
+        for number in range(dice.randint(1, 3)):
+            self.send(link, (0, step, number), dice.randint(0, 1), dice.random() < 0.3)
+        for _ in range(80):
+            what = dice.random()
+            if what < 0.05:
+                self.lane_cut(link, dice.randrange(LANES_MAX), dice.random() < 0.5, [dice.randrange(1000) for _ in range(dice.randint(1, 6))])
+            elif what < 0.09:
+                self.lane_opened(link)
+            elif what < 0.12:
+                self.control_lost(link)
+            elif what < 0.13:
+                self.cancel(link, dice.randrange(4))
+            elif what < 0.14:
+                self.unpost(link, dice.randrange(4))
+            else:
+                if dice.random() < 0.4:
+                    self.attached_again(link)
+                self.time_passes(link, [dice.randrange(1000)])
+            self.nothing_is_written_into_what_was_given_back()
+            self.what_was_announced_stays_as_it_is()
 
     @rule(link=links)
     def attached_again(self, link: int) -> None:
