@@ -309,8 +309,6 @@ def test_an_unknown_done_code_is_an_end_all_the_same() -> None:
     assert sender.events()[-1] == SendEnded(0, KEY, Code.INTERNAL)
 
 
-
-
 @pytest.mark.parametrize(
     "said",
     [

@@ -9,7 +9,7 @@ import pytest
 
 from wire.chunks import OutChunk
 from wire.delivered import DeliveredKeys
-from wire.errors import Code, LocalProtocolError
+from wire.errors import Code, LocalProtocolError, RemoteProtocolError
 from wire.limits import DEFAULT_LIMITS
 from wire.messages import Ask, Begin, Done, Drop, Have, Posted, Slot, decode, encode
 from wire.sending import LaneSource, SendEnded, SenderChannel
@@ -213,6 +213,23 @@ def test_after_a_reconnect_only_the_missing_chunks_go() -> None:
     assert pair.ended() == [(0, Code.OK)] and isinstance(pair.outcome()[0], TensorReceived)
 
 
+def test_a_question_that_was_lost_with_its_connection_is_not_waited_for() -> None:
+    pair = begun()
+    pair.take(0)
+    pair.take(1)
+    pair.sender.lane_lost(1)  # its Ask is lost
+    pair.detach()
+    assert not pair.sender.in_doubt(0)
+    pair.attach()
+    assert not pair.sender.in_doubt(0) and not pair.sender.in_doubt(1)
+    pair.slots()
+    assert [pair.take(0).index, pair.take(1).index, pair.take(1).index] == [0, 1, 2]
+    pair.sender.lane_lost(1)
+    assert pair.begins() == [Ask(1, (0,))]
+    pair.slots()
+    assert [pair.carry(0) for _ in range(3)] == [1, 2, 3]  # what that lane had, and not what the lost question was about
+
+
 def test_a_begin_that_was_lost_is_said_again_with_another_token_and_from_zero() -> None:
     pair = Pair()
     pair.receiver.post(memoryview(bytearray(len(DATA))))
@@ -224,6 +241,8 @@ def test_a_begin_that_was_lost_is_said_again_with_another_token_and_from_zero() 
     assert pair.slots() == [Slot(0, None, 64), Posted(1)]
     (begin,) = pair.begins()
     assert isinstance(begin, Begin) and begin.token == (2).to_bytes(8, "big")
+    with pytest.raises(RemoteProtocolError):  # chunk 0 counts as never sent under this token
+        pair.sender.on_message(Done(0, KEY, Code.OK))
     assert [pair.carry(0) for _ in range(4)] == [0, 1, 2, 3]
     pair.slots()
     assert pair.ended() == [(0, Code.OK)]

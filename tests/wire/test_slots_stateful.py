@@ -16,10 +16,8 @@ there and when it is cut (an AEAD writes before it knows), so that a write or re
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import random
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -27,111 +25,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from wire.chunks import OutChunk
+from tests.wire.channel_links import CHUNK, GIVEN_BACK, LIMITS, POISON, SENT, Lane, Link, data_of
 from wire.delivered import DeliveredKeys
 from wire.errors import Code
-from wire.limits import DEFAULT_LIMITS
 from wire.messages import Ask, Begin, Done, Drop, Have, Posted, Slot, Unslot, decode, encode
-from wire.sending import LaneSource, SendEnded, SenderChannel
-from wire.slots import ChunkReady, LaneSink, ReceiverChannel, TensorDropped, TensorReceived
-from wire.tensor import DType, Expectation
+from wire.sending import SendEnded
+from wire.slots import ChunkReady, TensorDropped, TensorReceived
+from wire.tensor import DType
 
-CHUNK = 8
-LIMITS = dataclasses.replace(DEFAULT_LIMITS, chunk_bytes=CHUNK, tensor_max_bytes=4 * CHUNK, slots_open_max=4)
-SENT, GIVEN_BACK = 0xDD, 0xEE  # what the owners write into buffers that are theirs again; never part of a tensor
-POISON = 0xDB  # what a session leaves in a place that it has not filled
 LINKS = 2
 LANES_MAX = 3
 
 keys = st.tuples(st.just(0), st.integers(1, 4), st.integers(0, 2))
 links = st.integers(0, LINKS - 1)
 pick_lists = st.lists(st.integers(0, 1_000), min_size=1, max_size=12)
-
-
-def size_of(key: tuple[int, ...]) -> int:
-    return (5, 13, 8, 31, 32, 0)[(key[1] * 3 + key[2]) % 6]
-
-
-def data_of(key: tuple[int, ...]) -> bytes:
-    return bytes((key[1] * 31 + key[2] * 17 + i) % 200 for i in range(size_of(key)))
-
-
-def expect(key: tuple[int, ...]) -> Expectation | None:
-    # Step 4 is unknown to the application.
-    return None if key[1] == 4 else Expectation(DType.uint8, (size_of(key),), 0, size_of(key))
-
-
-class Lane:
-    """One lane of a channel: the session's ends and the chunks between them."""
-
-    def __init__(self, number: int, source: LaneSource, sink: LaneSink) -> None:
-        self.number = number
-        self.source: LaneSource | None = source  # None: the sender has noticed that the lane is lost
-        self.sink: LaneSink | None = sink
-        sink.divert = self.divert
-        self.sealing: OutChunk | None = None  # the chunk that the sender's session has taken
-        self.sealed = False  # and read
-        self.wire: list[tuple[int, int, bytes]] = []
-        self.filling: tuple[int, int, bytes] | None = None  # placed by CHUNK, DATA to come
-        self.place = memoryview(b"")
-        self.taken_over = False  # another lane carries the chunk; what this one still writes belongs nowhere
-
-    def divert(self, view: memoryview) -> None:
-        assert self.filling is not None and len(view) >= len(self.place)
-        self.place = view[: len(self.place)]
-
-    def receiving_ends(self) -> None:
-        """The receiver's session ends; what it was writing is left half-way."""
-        if self.filling is not None:
-            self.place[:] = bytes([POISON]) * len(self.place)
-        self.sink = self.filling = None
-        self.wire.clear()
-
-
-class Link:
-    """One channel: both halves and all that is under way between them."""
-
-    def __init__(self, delivered: DeliveredKeys) -> None:
-        self.delivered = delivered
-        self.tokens = itertools.count()
-        self.new_receiver()
-        self.new_sender()
-        self.slots: dict[int, bytearray] = {}  # buffers that the receiver's application has posted
-        self.transfers: dict[int, tuple[tuple[int, ...], bytearray, set[int]]] = {}
-        self.announced: dict[int, list[tuple[int, int, tuple[int, ...]]]] = {}
-        self.numbers = itertools.count()
-        self.attach()
-
-    def new_receiver(self) -> None:
-        self.receiver = ReceiverChannel(expect, self.delivered, LIMITS)
-
-    def new_sender(self) -> None:
-        self.sender = SenderChannel(lambda n: next(self.tokens).to_bytes(n, "big"), LIMITS)
-
-    def attach(self) -> None:
-        self.attached = True
-        self.to_receiver: deque[Begin | Drop | Ask] = deque()
-        self.to_sender: deque[Slot | Unslot | Done | Have | Posted] = deque()
-        self.lanes: list[Lane] = []
-        self.doubled: set[tuple[int, int]] = set()
-        self.receiver.attach()
-        self.sender.attach()
-        self.open_lane()
-
-    def open_lane(self) -> None:
-        number = next(self.numbers)
-        self.lanes.append(Lane(number, self.sender.lane(number), self.receiver.lane(number)))
-
-    def control_lost(self) -> None:
-        if self.attached:
-            self.attached = False
-            for lane in self.lanes:
-                lane.receiving_ends()
-            self.to_receiver.clear()
-            self.to_sender.clear()
-            self.lanes.clear()
-            self.sender.detach()
-            self.receiver.detach()
 
 
 class Channels(RuleBasedStateMachine):
@@ -345,7 +252,7 @@ class Channels(RuleBasedStateMachine):
     @rule(link=links, seed=st.integers(0, 2**32))
     def storm(self, link: int, seed: int) -> None:
         """Fresh tensors under many cuts close together, which the rules alone meet too rarely: a long walk from one number."""
-        it, dice = self.links[link], random.Random(seed)
+        dice = random.Random(seed)
         for _ in range(LANES_MAX - 1):
             self.lane_opened(link)
         step = next(self.fresh_steps)
@@ -354,7 +261,8 @@ class Channels(RuleBasedStateMachine):
         for _ in range(80):
             what = dice.random()
             if what < 0.05:
-                self.lane_cut(link, dice.randrange(LANES_MAX), dice.random() < 0.5, [dice.randrange(1000) for _ in range(dice.randint(1, 6))])
+                between = [dice.randrange(1000) for _ in range(dice.randint(1, 6))]
+                self.lane_cut(link, dice.randrange(LANES_MAX), dice.random() < 0.5, between)
             elif what < 0.09:
                 self.lane_opened(link)
             elif what < 0.12:
