@@ -230,6 +230,26 @@ def test_a_question_that_was_lost_with_its_connection_is_not_waited_for() -> Non
     assert [pair.carry(0) for _ in range(3)] == [1, 2, 3]  # what that lane had, and not what the lost question was about
 
 
+def test_an_honest_sender_on_a_bad_network_is_not_excessive() -> None:
+    """Each cut costs a chunk under way; twenty of them are more than twice the slot."""
+    pair = begun()
+    for _ in range(20):
+        pair.place(0, pair.take(0))
+        pair.detach()
+        pair.attach()
+        pair.slots()
+    for number in range(2, 22):
+        source, sink = pair.sender.lane(number), pair.receiver.lane(number)
+        chunk = source.next_chunk()
+        assert chunk is not None
+        sink.place(chunk.slot, chunk.index, CHUNK, 0)
+        pair.sender.lane_lost(number)
+        pair.begins()
+        pair.slots()
+    pair.settle()
+    assert pair.ended() == [(0, Code.OK)] and pair.receiver.duplicate_bytes == 40 * CHUNK and pair.sender.resent_chunks == 40
+
+
 def test_a_begin_that_was_lost_is_said_again_with_another_token_and_from_zero() -> None:
     pair = Pair()
     pair.receiver.post(memoryview(bytearray(len(DATA))))

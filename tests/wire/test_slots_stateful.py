@@ -277,6 +277,8 @@ class Channels(RuleBasedStateMachine):
                 self.time_passes(link, [dice.randrange(1000)])
             self.nothing_is_written_into_what_was_given_back()
             self.what_was_announced_stays_as_it_is()
+        if dice.random() < 0.5:
+            self.everything_arrives(link)
 
     @rule(link=links)
     def attached_again(self, link: int) -> None:
