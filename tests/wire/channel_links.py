@@ -76,6 +76,7 @@ class Link:
 
     def new_receiver(self) -> None:
         self.receiver = ReceiverChannel(expect, self.delivered, LIMITS)
+        self.doubled: set[tuple[int, int]] = set()  # once in the life of a slot: that much more than honest is allowed
 
     def new_sender(self) -> None:
         self.sender = SenderChannel(lambda n: next(self.tokens).to_bytes(n, "big"), LIMITS)
@@ -85,7 +86,6 @@ class Link:
         self.to_receiver: deque[Begin | Drop | Ask] = deque()
         self.to_sender: deque[Slot | Unslot | Done | Have | Posted] = deque()
         self.lanes: list[Lane] = []
-        self.doubled: set[tuple[int, int]] = set()
         self.receiver.attach()
         self.sender.attach()
         self.open_lane()
