@@ -104,3 +104,15 @@ class Link:
             self.lanes.clear()
             self.sender.detach()
             self.receiver.detach()
+
+    def sender_notices(self, lane: Lane) -> None:
+        if lane.source is not None:
+            lane.source = lane.sealing = None
+            self.sender.lane_lost(lane.number)
+            assert not self.sender.in_doubt(lane.number)
+
+    def receiver_notices(self, lane: Lane) -> None:
+        lane.receiving_ends()
+        self.receiver.lane_lost(lane.number)
+        if lane.source is None and lane in self.lanes:
+            self.lanes.remove(lane)

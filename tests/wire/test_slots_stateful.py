@@ -218,22 +218,10 @@ class Channels(RuleBasedStateMachine):
         it = self.links[link]
         if it.lanes:
             lane = it.lanes[pick % len(it.lanes)]
-            for end in (self.sender_notices, self.receiver_notices)[:: 1 if sender_first else -1]:
-                end(it, lane)
+            for end in (it.sender_notices, it.receiver_notices)[:: 1 if sender_first else -1]:
+                end(lane)
                 self.collect(it)
                 self.time_passes(link, between)
-
-    def sender_notices(self, it: Link, lane: Lane) -> None:
-        if lane.source is not None:
-            lane.source = lane.sealing = None
-            it.sender.lane_lost(lane.number)
-            assert not it.sender.in_doubt(lane.number)
-
-    def receiver_notices(self, it: Link, lane: Lane) -> None:
-        lane.receiving_ends()
-        it.receiver.lane_lost(lane.number)
-        if lane.source is None and lane in it.lanes:
-            it.lanes.remove(lane)
 
     @rule(link=links)
     def control_lost(self, link: int) -> None:
@@ -308,8 +296,8 @@ class Channels(RuleBasedStateMachine):
         self.attached_again(link)
         for lane in list(it.lanes):
             if lane.source is None or lane.sink is None:
-                self.sender_notices(it, lane)
-                self.receiver_notices(it, lane)
+                it.sender_notices(lane)
+                it.receiver_notices(lane)
         if not it.lanes:
             it.open_lane()
         stalled: list[Lane] = []
@@ -319,7 +307,7 @@ class Channels(RuleBasedStateMachine):
                 # A doubled chunk took the true one over and was lost with its lane; the shell's stall watch cuts such a lane.
                 stalled = [lane for lane in it.lanes if it.sender.in_doubt(lane.number)]
                 for lane in stalled:
-                    self.sender_notices(it, lane)
+                    it.sender_notices(lane)
                 if not stalled:
                     break
                 it.open_lane()
