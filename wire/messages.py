@@ -22,14 +22,17 @@ from wire.unpacking import pack, unpack
 __all__ = [
     "FRAME",
     "AcceptBody",
+    "Ask",
     "Begin",
     "Count",
     "Done",
     "Drop",
+    "Have",
     "Key",
     "KeyBytes",
     "OpenBody",
     "PeerRecord",
+    "Posted",
     "Range",
     "Records",
     "SessionHello",
@@ -209,3 +212,35 @@ class PeerRecord:
     relay_classes: Annotated[tuple[Annotated[str, Size(max=16)], ...], Count(4)] = ()
     relay_free_bps: U64 = 0
     """Bytes per second that it still relays."""
+
+
+@message(9)
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Sender to receiver: a lane is lost; what do you have of these slots?  Chunks that were written there are in doubt until then."""
+
+    lane: U32
+    slots: Annotated[tuple[U32, ...], Count(_L.slots_open_max)]
+
+
+@message(10)
+@dataclass(frozen=True, slots=True)
+class Have:
+    """Receiver to sender: the complete chunks of one asked slot.  None comes for a slot that has ended."""
+
+    slot: U32
+    token: Token
+    """Of the encoding that is partly here."""
+    bitmap: Annotated[bytes, Size(max=BITMAP_MAX_BYTES)]
+    """As in `Slot`."""
+
+
+@message(11)
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """Receiver to sender: every slot that is open has been said since the channel was opened (again).
+
+    Slots below `next_slot` that were not said are over; later ones ascend from there.
+    """
+
+    next_slot: U32
