@@ -252,6 +252,20 @@ class StreamCalls:
             raise LocalProtocolError(f"stream {stream} takes no chunk sink")
         s.sink = sink
 
+    def divert(self, stream: int, view: memoryview) -> None:
+        """The rest of the chunk that is arriving on this chunk stream goes into `view`, which may be longer than the rest.
+
+        `placed` is called all the same.  Nothing to do if the stream is over or in between chunks: then nobody writes there.
+        """
+        s = self._conn.streams.get(stream)
+        if s is None or s.arriving is None:
+            return
+        slot, index, filled = s.filled
+        rest = len(s.arriving) - filled
+        if len(view) < rest:
+            raise LocalProtocolError(f"{rest} bytes of a chunk on stream {stream} do not fit into {len(view)}")
+        s.arriving, s.filled = view[:rest], (slot, index, 0)
+
     def source_ready(self, stream: int) -> None:
         """The source has chunks again, or older ones than before."""
         s = self._conn.stream(stream)

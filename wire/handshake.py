@@ -63,6 +63,7 @@ class Secrets:
     peer_run: bytes | None
     hello: Hello
     version: int
+    ticket: bytes = field(repr=False, default=b"")  # what the peer showed, 16 bytes or none
 
     def export(self, label: bytes) -> bytes:
         """32 bytes that only the two ends know, one value a label: HMAC-SHA256(exporter, label || h)."""
@@ -104,7 +105,8 @@ class Handshake:
 
     `hello`: the initiator's offer, or what the responder would agree to (its `path` is how the connection came; its `purpose` is
     not looked at).  `expected`: the dialled id, None for "whoever it is".  `own_run`: 32 bytes or None.  `admit`: the responder's
-    look at an acceptable offer, e.g. for a full house; a `Refusal` ends the handshake.  `rng(n)`: n random bytes.
+    look at an acceptable offer, e.g. for a full house; a `Refusal` ends the handshake.  `ticket`: 16 bytes or none, shown to the
+    peer (tickets.py).  `rng(n)`: n random bytes.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class Handshake:
         expected: PeerId | None = None,
         own_run: bytes | None = None,
         admit: Callable[[Hello], Refusal | None] | None = None,
+        ticket: bytes = b"",
         rng: Callable[[int], bytes] = os.urandom,
     ) -> None:
         if own_run is not None and len(own_run) != RUN_BYTES:
@@ -133,6 +136,7 @@ class Handshake:
         self._expected = expected
         self._run = own_run
         self._admit = admit
+        self._ticket = ticket
         self._ephemeral = rng(KEY_BYTES)
         self._static = rng(KEY_BYTES)
         self._awaited = Awaited.HELLO
@@ -264,24 +268,23 @@ class Handshake:
 
     def _read_message_2(self, message: bytes) -> None:
         talk = self._talking()
-        peer_id, peer_run = self._prove(talk, message, b"R")
+        proven = self._prove(talk, message, b"R")
         self._write(talk, b"I")
-        self._finish(talk, peer_id, peer_run)
+        self._finish(talk, *proven)
 
     def _read_message_3(self, message: bytes) -> None:
         talk = self._talking()
-        peer_id, peer_run = self._prove(talk, message, b"I")
-        self._finish(talk, peer_id, peer_run)
+        self._finish(talk, *self._prove(talk, message, b"I"))
 
     # Identities
 
     def _write(self, talk: _Talk, role: bytes) -> None:
-        message = talk.noise.write(lambda h: identity_payload(self._identity, role, self._run, h))
+        message = talk.noise.write(lambda h: identity_payload(self._identity, role, self._run, h, self._ticket))
         self._out += _LENGTH.pack(len(message)) + message
 
-    def _prove(self, talk: _Talk, message: bytes, role: bytes) -> tuple[PeerId, bytes | None]:
+    def _prove(self, talk: _Talk, message: bytes, role: bytes) -> tuple[PeerId, bytes | None, bytes]:
         received = talk.noise.read(message)
-        peer_id, peer_run = read_identity_payload(received.payload, role, received.h, self._limits)
+        peer_id, peer_run, ticket = read_identity_payload(received.payload, role, received.h, self._limits)
         if peer_id == self._identity.peer_id:
             raise error_for(Code.SELF, detail="the peer proved our own id")
         if self._expected is not None and peer_id != self._expected:
@@ -291,13 +294,13 @@ class Handshake:
             raise RemoteProtocolError(Code.AUTH, "the peer's run id does not begin with the run_tag of its hello")
         if peer_run is not None and self._run is not None and peer_run != self._run:
             raise error_for(Code.RUN_MISMATCH, detail=f"the peer's run is {peer_run.hex()[:16]}.., ours {self._run.hex()[:16]}..")
-        return peer_id, peer_run
+        return peer_id, peer_run, ticket
 
-    def _finish(self, talk: _Talk, peer_id: PeerId, peer_run: bytes | None) -> None:
+    def _finish(self, talk: _Talk, peer_id: PeerId, peer_run: bytes | None, ticket: bytes) -> None:
         to_responder, to_initiator, exporter, h = talk.noise.split()
         send, receive = (to_responder, to_initiator) if self._initiator else (to_initiator, to_responder)
         cipher, version = talk.agreed.ciphers[0], talk.agreed.versions[0]
-        self._secrets = Secrets(send, receive, cipher, h, exporter, peer_id, peer_run, talk.peer_hello, version)
+        self._secrets = Secrets(send, receive, cipher, h, exporter, peer_id, peer_run, talk.peer_hello, version, ticket)
         self._drop_keys()
 
     def _state(self, agreed: Hello, prologue: bytes) -> HandshakeState:
@@ -320,14 +323,14 @@ STEPS: dict[tuple[bool, Awaited], tuple[Callable[[Handshake, bytes], None], Awai
 }
 
 
-def identity_payload(identity: Identity, role: bytes, run: bytes | None, h: bytes) -> bytes:
+def identity_payload(identity: Identity, role: bytes, run: bytes | None, h: bytes, ticket: bytes = b"") -> bytes:
     """Who we are, signed for this one conversation.  `role`: b"I" or b"R"."""
     signature = identity.sign(HANDSHAKE, role + (run or bytes(RUN_BYTES)) + h)
-    return pack([PAYLOAD_VERSION, identity.peer_id.raw, signature, run or b"", b""])
+    return pack([PAYLOAD_VERSION, identity.peer_id.raw, signature, run or b"", ticket])
 
 
-def read_identity_payload(payload: bytes, role: bytes, h: bytes, limits: Limits) -> tuple[PeerId, bytes | None]:
-    """The id that the payload proves, and the run it names.  Raises `RemoteProtocolError`."""
+def read_identity_payload(payload: bytes, role: bytes, h: bytes, limits: Limits) -> tuple[PeerId, bytes | None, bytes]:
+    """The id that the payload proves, the run it names and the ticket it shows.  Raises `RemoteProtocolError`."""
     items = unpack(payload, limits.handshake_message_max_bytes)
     if not isinstance(items, tuple) or len(items) < 5:
         raise RemoteProtocolError(Code.AUTH, "malformed identity payload")
@@ -343,7 +346,7 @@ def read_identity_payload(payload: bytes, role: bytes, h: bytes, limits: Limits)
         raise RemoteProtocolError(Code.AUTH, f"identity key: {error}") from error
     if not peer_id.verify(HANDSHAKE, role + (run or bytes(RUN_BYTES)) + h, signature):
         raise RemoteProtocolError(Code.AUTH, "signature of the identity payload does not belong to this handshake")
-    return peer_id, run or None
+    return peer_id, run or None, ticket
 
 
 def _empty(h: bytes) -> bytes:

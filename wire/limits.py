@@ -132,6 +132,23 @@ class Limits:
     accept_error_pause_s: float = 0.1
     duplicate_ping_timeout_s: float = 3.0
 
+    # Lanes: bulk connections of a peer pair, and what outlives a connection
+    lanes_max: int = 4  # more costs memory and is unfair to the others on the household's line
+    lanes_start: int = 2  # under a congestion control that takes loss for congestion: one such connection fills few lines
+    lanes_start_bbr: int = 1
+    lane_wait_s: float = 2.0  # chunks have waited so long running: the lanes that there are do not suffice
+    lane_trial_s: float = 5.0  # a new lane shows what it brings after its slow start
+    lane_gain: float = 0.15  # it stays if the rate rose by so much
+    lane_retry_s: float = 60.0  # after one that brought nothing, or could not be had
+    lane_dials: int = 3  # tries before the control connection carries everything
+    lane_idle_s: float = 300.0  # without a channel
+    lane_stalled_s: float = 3.0  # without progress while another moves; or lane_stalled_rtts, whichever is longer
+    lane_stalled_rtts: float = 8.0
+    resume_closed_s: float = 5.0  # the kernel told us of the end: a peer that lives dials again at once
+    resume_silent_s: float = 60.0  # silence: its line is down, or its address has changed
+    interface_check_s: float = 5.0
+    path_ping_s: float = 2.0  # after a change of this machine's addresses a connection has so long to answer
+
     # Signed statements
     envelope_max_bytes: int = 64 * KIB
     peer_record_max_bytes: int = 2 * KIB
@@ -173,6 +190,8 @@ class Limits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            if field.name == "lanes_max" and value == 0:
+                continue  # one mixed connection
             if any(number <= 0 for number in (value if isinstance(value, tuple) else (value,))):
                 raise ValueError(f"{field.name} must be above zero, is {value}")
         for small, large in _NESTED:
@@ -206,6 +225,8 @@ _NESTED: tuple[tuple[str, str], ...] = (
     ("connection_window_control_bytes", "connection_window_lane_bytes"),
     ("connection_window_lane_bytes", "connection_window_max_bytes"),
     ("inbound_backlog_max", "inbound_streams_max"),
+    ("lanes_start_bbr", "lanes_start"),
+    ("resume_closed_s", "resume_silent_s"),
     ("ping_interval_s", "dead_after_s"),
     ("half_open_per_ip", "half_open_max"),
     # FIND-15: a record that is renewed later than it expires makes a live peer disappear.

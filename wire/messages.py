@@ -22,18 +22,22 @@ from wire.unpacking import pack, unpack
 __all__ = [
     "FRAME",
     "AcceptBody",
+    "Ask",
     "Begin",
     "Count",
     "Done",
     "Drop",
+    "Have",
     "Key",
     "KeyBytes",
+    "LaneAsk",
     "OpenBody",
     "PeerRecord",
     "PerfAnswer",
     "PerfAsk",
     "PerfPulse",
     "PerfState",
+    "Posted",
     "Range",
     "Records",
     "SessionHello",
@@ -86,6 +90,8 @@ class SessionHello:
     """Start credit, in bytes, of byte streams of class 2-4 towards the sender."""
     max_streams: U16
     """Inbound streams that the sender keeps at once."""
+    generation: U32 = 0
+    """How often the sender has lost all connections to the receiver: a connection of a higher one supersedes those before."""
 
 
 @message(FRAME)
@@ -211,6 +217,46 @@ class PeerRecord:
     relay_classes: Annotated[tuple[Annotated[str, Size(max=16)], ...], Count(4)] = ()
     relay_free_bps: U64 = 0
     """Bytes per second that it still relays."""
+
+
+@message(9)
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Sender to receiver: a lane is lost; what do you have of these slots?  Chunks that were written there are in doubt until then."""
+
+    lane: U32
+    slots: Annotated[tuple[U32, ...], Count(_L.slots_open_max)]
+
+
+@message(10)
+@dataclass(frozen=True, slots=True)
+class Have:
+    """Receiver to sender: the complete chunks of one asked slot.  None comes for a slot that has ended."""
+
+    slot: U32
+    token: Token
+    """Of the encoding that is partly here."""
+    bitmap: Annotated[bytes, Size(max=BITMAP_MAX_BYTES)]
+    """As in `Slot`."""
+
+
+@message(11)
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """Receiver to sender: every slot that is open has been said since the channel was opened (again).
+
+    Slots below `next_slot` that were not said are over; later ones ascend from there.
+    """
+
+    next_slot: U32
+
+
+@message(12)
+@dataclass(frozen=True, slots=True)
+class LaneAsk:
+    """`lane/1`: the side that did not dial the control connection would like so many lanes."""
+
+    count: U8
 
 
 @message(32, extensible=True)

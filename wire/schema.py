@@ -83,6 +83,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
+E = TypeVar("E")
 
 
 def _check_int(bounds: Range) -> Check:
@@ -313,6 +314,11 @@ def decode(
 def decode(
     data: bytes | memoryview, first: type[A], second: type[B], third: type[C], fourth: type[D], /, *, max_bytes: int = ...
 ) -> A | B | C | D: ...
+@overload
+def decode(
+    data: bytes | memoryview, first: type[A], second: type[B], third: type[C], fourth: type[D], fifth: type[E], /,
+    *, max_bytes: int = ...,
+) -> A | B | C | D | E: ...  # fmt: skip
 @overload
 def decode(data: bytes | memoryview, /, *classes: type[M], max_bytes: int = ...) -> M: ...
 def decode(data: bytes | memoryview, /, *classes: type[Any], max_bytes: int = MESSAGE_MAX_BYTES) -> Any:

@@ -249,6 +249,20 @@ class Session(StreamCalls):
         largest = max((s.recv.size for s in conn.streams.values()), default=0)
         return WindowGauges(conn.send.available, conn.recv.size, largest)
 
+    @property
+    def last_in(self) -> float:
+        """When the last whole record came."""
+        return self._conn.last_in
+
+    @property
+    def bulk_waiting(self) -> bool:
+        """Whether records of class 2 to 4 wait for the socket."""
+        return bool(self._conn.scheduler.bulk_waiting)
+
+    def was_opened(self, stream: int) -> bool:
+        """Whether the peer has opened a stream of this id, live or not."""
+        return not self._conn.is_own(stream) and stream < self._conn.next_peer
+
     def is_live(self, stream: int) -> bool:
         """Whether calls for this stream make sense: False once it is forgotten, drained the event that says so or not."""
         return stream in self._conn.streams

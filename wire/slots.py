@@ -18,90 +18,54 @@ chunks (full, but for the last) bound them; Begin then has to agree with every c
 has passed the expectation, and a chunk, once announced, never changes.
 
 Draining is bounded too, or a peer could make us decrypt rubbish for ever outside any credit: over the life of a channel it may
-send each posted byte twice (an honest sender repeats one chunk for a lost connection), then it is EXCESSIVE.
+send each posted byte twice, and what it lacks once more for each lost connection, then it is EXCESSIVE.  A sender may ask once a
+lane: a lane costs it a handshake, an answer costs us a bitmap a slot.
 
-Chunks that are complete or under way are bitmaps of a slot, which is what a sender that resumes would have to be told.
+**Several lanes fill one slot.**  A lane holds at most one chunk under way, its reception.  A sender whose lane stalls asks another
+one to carry the chunk again, so an index may be under way twice: then the newer takes it over, and the session of the older writes
+the rest into the dustbin (``LaneSink.divert``) before the newer has written its first byte.  Two writers to one region never are.
+
+**The channel outlives its connections.**  ``detach`` and ``lane_lost`` are true only once the sessions meant write no more; then
+chunks under way are void.  What is complete stays, and ``attach`` says it: the last Dones, for what ended unheard, each open slot
+with the token and the bitmap of its Begin, then ``Posted``.  Chunks that came without their Begin are forgotten with the control
+connection, for the Begin may be lost, and the next one has another token, that is other bytes.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from .channelevents import ChunkReady, ReceiverEvent, TensorDropped, TensorReceived
 from .delivered import DeliveredKeys
 from .errors import Code, LocalProtocolError, RemoteProtocolError, known_code
+from .landing import LaneSink, PostedSlot, Reception
 from .limits import DEFAULT_LIMITS, Limits
-from .messages import Begin, Done, Drop, Key, Slot, Unslot, encode
+from .messages import Ask, Begin, Done, Drop, Have, Key, Posted, Slot, Unslot, encode
 from .tensor import Expectation
+from .transfers import pack_bitmap
 
-SLOT_MAX = 2**32 - 1
+__all__ = ["ChunkReady", "LaneSink", "ReceiverChannel", "ReceiverEvent", "TensorDropped", "TensorReceived"]
+
+SLOT_MAX = 2**32 - 2  # `Posted` names the one after
 # Chunks that nobody waits for: looking at each costs 8 us, a tenth of a chunk's time at 2.5 GB/s; 64 are some kilobytes of events.
 GATHERED_MAX = 64
+
+# As many as there may be open slots: a sender cannot have missed more.
+DONES_REPEATED = 64
 
 # Where chunks go that nobody wants.  One for the process: it is written, never read, so channels cannot disturb each other in it.
 _DUSTBIN = memoryview(bytearray(DEFAULT_LIMITS.chunk_bytes))
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkReady:
-    """Bytes start..end of the slot's buffer are final, so a copy to the device may begin.  Only after Begin was accepted."""
-
-    slot: int
-    key: Key
-    index: int
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class TensorReceived:
-    """Every byte is there and the key was not delivered before.  The buffer is the application's again."""
-
-    slot: int
-    key: Key
-    begin: Begin
-    buffer: memoryview  # the first raw_len bytes of the posted buffer
-
-
-@dataclass(frozen=True, slots=True)
-class TensorDropped:
-    """The slot ended without a tensor; what was announced of it is void.  The buffer is the application's again.
-
-    CANCELLED = withdrawn by us, or dropped by the sender (or its code); DUPLICATE, STALE, EXPECTATION, TOO_LARGE = refused by us;
-    else the code of ``close``.  ``key`` is None when neither the slot nor a Begin had named one.
-    """
-
-    slot: int
-    key: Key | None
-    code: Code
-    buffer: memoryview  # as posted
-
-
-ReceiverEvent = ChunkReady | TensorReceived | TensorDropped
-
-
-@dataclass(slots=True)
-class _Slot:
-    number: int
-    key: Key | None
-    buffer: memoryview
-    begin: Begin | None = None
-    complete: int = 0  # bitmap by chunk index
-    missing: int = 0  # chunks, known from Begin on
-    under_way: int = 0  # bitmap of chunks whose view the session holds
-    end: int = 0  # end of the furthest chunk so far
-    short_end: int | None = None  # the tensor's length as a short chunk, which can only be the last, has told it
-    dropped: Code | None = None  # the slot has ended and waits for a chunk under way
-
-
 class ReceiverChannel:
-    """Sans-IO automaton of the side that receives.  Implements ``ChunkSink``.
+    """Sans-IO automaton of the side that receives.  Starts detached: slots are said when a control stream is there.
 
     ``expect(key)`` is the application's word on what comes under a key, None = nothing; it is asked once a Begin, synchronously.
     After any call: send what ``messages()`` returns on the channel's message stream and look at ``events()``.
-    ``on_change`` is called for those that appear while the session places chunks, where nobody else would look; it may not call
+    ``on_change`` is called for those that appear while a session places chunks, where nobody else would look; it may not call
     back into the channel.  Every method that raises LocalProtocolError leaves the channel untouched.  After a RemoteProtocolError
-    the connection must end; ``close`` then gives all buffers back, which is true only once the session no longer writes.
+    the connections must end; ``close`` then gives all buffers back, which is true only once no session writes any more.
     """
 
     def __init__(
@@ -112,16 +76,20 @@ class ReceiverChannel:
         *,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
+        self.duplicate_bytes = 0  # placed into the dustbin, or void before they were complete
         self._expect = expect
         self._delivered = delivered
         self._limits = limits
         self._on_change = on_change
         self._dustbin = _DUSTBIN if limits.chunk_bytes <= len(_DUSTBIN) else memoryview(bytearray(limits.chunk_bytes))
         self._next_slot = 0
-        self._open: dict[int, _Slot] = {}
-        self._leaving: dict[int, _Slot] = {}  # ended, with a chunk under way
+        self._open: dict[int, PostedSlot] = {}
         self._allowance_bytes = 0
-        self._messages: list[Slot | Unslot | Done] = []
+        self._lanes: dict[int, LaneSink] = {}
+        self._asks_left = 0  # lanes since ``detach`` that were not asked about
+        self._dones: deque[Done] = deque(maxlen=DONES_REPEATED)
+        self._attached = False
+        self._messages: list[Slot | Unslot | Done | Have | Posted] = []
         self._events: list[ReceiverEvent] = []
         self._closed = False
 
@@ -150,9 +118,9 @@ class ReceiverChannel:
         message = Slot(number, key, len(buffer))
         encode(message)  # refuses a key out of bounds while nothing has changed yet
         self._next_slot += 1
-        self._open[number] = _Slot(number, key, buffer)
+        self._open[number] = PostedSlot(number, key, buffer)
         self._allowance_bytes += 2 * len(buffer)
-        self._messages.append(message)
+        self._say(message)
         return number
 
     def unpost(self, slot: int) -> bool:
@@ -162,20 +130,19 @@ class ReceiverChannel:
         state = self._open.get(slot)
         if state is None:
             return False
-        self._messages.append(Unslot(slot))
+        self._say(Unslot(slot))
         self._drop(state, Code.CANCELLED)
         return True
 
     def close(self, code: Code) -> None:
-        """The channel is over and the session writes no more: every slot ends with ``code``.  Idempotent."""
+        """The channel is over and no session writes any more: every slot ends with ``code``.  Idempotent."""
         self._closed = True
-        self._messages.clear()
-        for state in [*self._leaving.values(), *self._open.values()]:
-            self._release(state, code if state.dropped is None else state.dropped)
-        self._leaving.clear()
+        self.detach()
+        for state in self._open.values():
+            self._release(state, code)
         self._open.clear()
 
-    def messages(self) -> list[Slot | Unslot | Done]:
+    def messages(self) -> list[Slot | Unslot | Done | Have | Posted]:
         """Take the messages to send, in order."""
         taken, self._messages = self._messages, []
         return taken
@@ -190,11 +157,60 @@ class ReceiverChannel:
         taken, self._events = self._events, []
         return taken
 
+    # -- towards the connections
+
+    def attach(self) -> None:
+        """A control stream is there (again): say what ended, what is open and what is here of it."""
+        if self._closed or self._attached:
+            raise LocalProtocolError("the channel is closed or has a control stream")
+        self._attached = True
+        self._messages.extend(self._dones)
+        for state in self._open.values():
+            if state.begin is None:
+                state.complete = state.end = 0
+                state.short_end = None
+                self._messages.append(Slot(state.number, state.key, len(state.buffer)))
+                self._allowance_bytes += len(state.buffer)
+            else:
+                begin = state.begin
+                self._messages.append(Slot(state.number, begin.key, len(state.buffer), begin.token, self._bitmap(state, begin)))
+                self._allowance_bytes += self._missing_bytes(state, begin)
+        self._messages.append(Posted(self._next_slot))
+
+    def detach(self) -> None:
+        """The control connection and all lanes are gone, no session writes any more.  Idempotent."""
+        self._attached = False
+        self._messages.clear()
+        for number in list(self._lanes):
+            self.lane_lost(number)
+        self._asks_left = 0
+
+    def lane(self, number: int) -> LaneSink:
+        """A lane was opened; its session asks what this returns where to write.  LocalProtocolError: it is open already."""
+        if self._closed or number in self._lanes:
+            raise LocalProtocolError(f"the channel is closed or has lane {number}")
+        self._asks_left += 1
+        lane = self._lanes[number] = LaneSink(number, self._place, self._complete)
+        return lane
+
+    def lane_lost(self, number: int) -> None:
+        """The session of that lane writes no more: its chunk under way is void.  Idempotent."""
+        lane = self._lanes.pop(number, None)
+        if lane is None or lane.reception is None:
+            return
+        reception, lane.reception = lane.reception, None
+        self.duplicate_bytes += reception.length
+        del reception.state.under_way[reception.index]
+        self._release_if_free(reception.state)
+
     # -- from the peer: messages
 
-    def on_message(self, message: Begin | Drop) -> None:
+    def on_message(self, message: Begin | Drop | Ask) -> None:
         """Take a message of the sender.  Raises RemoteProtocolError when an honest sender could not have sent it."""
-        if self._closed:
+        if self._closed or not self._attached:
+            return
+        if isinstance(message, Ask):
+            self._on_ask(message)
             return
         if message.slot >= self._next_slot:
             raise RemoteProtocolError(detail=f"slot {message.slot} was never posted")
@@ -206,7 +222,22 @@ class ReceiverChannel:
         else:
             self._on_drop(state, message)
 
-    def _on_begin(self, state: _Slot, begin: Begin) -> None:
+    def _on_ask(self, ask: Ask) -> None:
+        if self._asks_left == 0:
+            raise RemoteProtocolError(Code.EXCESSIVE, detail="more questions than lanes")
+        if list(ask.slots) != sorted(set(ask.slots)) or (ask.slots and ask.slots[-1] >= self._next_slot):
+            raise RemoteProtocolError(detail="an Ask names slots twice or such as were never posted")
+        asked = [state for slot in ask.slots if (state := self._open.get(slot)) is not None]
+        if any(state.begin is None for state in asked):
+            raise RemoteProtocolError(detail="an Ask names a slot without Begin")
+        self._asks_left -= 1
+        self.lane_lost(ask.lane)
+        for state in asked:
+            if state.begin is not None:
+                self._messages.append(Have(state.number, state.begin.token, self._bitmap(state, state.begin)))
+                self._allowance_bytes += self._missing_bytes(state, state.begin)
+
+    def _on_begin(self, state: PostedSlot, begin: Begin) -> None:
         if state.begin is not None:
             raise RemoteProtocolError(detail=f"a second Begin for slot {state.number}")
         if begin.raw_len < state.end or state.short_end not in (None, begin.raw_len):
@@ -225,7 +256,7 @@ class ReceiverChannel:
         if state.missing == 0:
             self._finish(state, begin)
 
-    def _judge(self, state: _Slot, begin: Begin) -> Code:
+    def _judge(self, state: PostedSlot, begin: Begin) -> Code:
         if state.key not in (None, begin.key):
             return Code.EXPECTATION
         if begin.raw_len > self._limits.tensor_max_bytes:
@@ -239,15 +270,14 @@ class ReceiverChannel:
             return Code.EXPECTATION
         return Code.OK if begin.raw_len <= len(state.buffer) else Code.TOO_LARGE
 
-    def _on_drop(self, state: _Slot, drop: Drop) -> None:
+    def _on_drop(self, state: PostedSlot, drop: Drop) -> None:
         if state.begin is None or drop.key != state.begin.key:
             raise RemoteProtocolError(detail=f"Drop for slot {state.number} without its Begin")
         self._drop(state, known_code(drop.code)[0] if drop.code else Code.CANCELLED)
 
-    # -- from the peer: chunks (ChunkSink)
+    # -- from the peer: chunks
 
-    def place(self, slot: int, index: int, length: int, flags: int) -> memoryview:
-        """See ``ChunkSink``: memory of the slot if the chunk is wanted, the dustbin if it once was, else RemoteProtocolError."""
+    def _place(self, lane: LaneSink, slot: int, index: int, length: int, flags: int) -> memoryview:
         chunk = self._limits.chunk_bytes
         start = index * chunk
         if flags:
@@ -258,22 +288,48 @@ class ReceiverChannel:
             raise RemoteProtocolError(detail=f"chunk {index} of {length} bytes cannot be")
         if length > self._allowance_bytes:
             raise RemoteProtocolError(Code.EXCESSIVE, detail="every posted byte was sent twice already")
+        if self._lanes.get(lane.number) is not lane or lane.reception is not None:
+            raise LocalProtocolError(f"lane {lane.number} is lost or in the midst of a chunk")
         state = self._open.get(slot)
         if state is not None:
             self._check_chunk(state, index, start, length)
         self._allowance_bytes -= length
-        bit = 1 << index
-        if state is None or state.complete & bit:
+        if state is None or state.complete >> index & 1:
+            self.duplicate_bytes += length
             return self._dustbin[:length]
-        if state.under_way & bit:
-            raise RemoteProtocolError(detail=f"chunk {index} of slot {slot} is under way already")
-        state.under_way |= bit
+        if (older := state.under_way.get(index)) is not None:
+            self._take_over(older, length)
+        state.under_way[index] = lane
+        lane.reception = Reception(state, index, length)
         state.end = max(state.end, start + length)
         if length < chunk:
             state.short_end = start + length
         return state.buffer[start : start + length]
 
-    def _check_chunk(self, state: _Slot, index: int, start: int, length: int) -> None:
+    def _take_over(self, older: LaneSink, length: int) -> None:
+        """After this the older lane's session writes into the slot no more."""
+        if older.divert is None:
+            raise LocalProtocolError(f"lane {older.number} cannot be diverted")
+        older.divert(self._dustbin[:length])
+        older.reception = None
+        self.duplicate_bytes += length
+
+    def _complete(self, reception: Reception) -> None:
+        state, index = reception.state, reception.index
+        del state.under_way[index]
+        if state.dropped is None:
+            state.complete |= 1 << index
+            if state.begin is None:
+                return
+            state.missing -= 1
+            self._announce(state, state.begin, index)
+            if state.missing == 0:
+                self._finish(state, state.begin)
+        elif not self._release_if_free(state):
+            return
+        self._on_change()
+
+    def _check_chunk(self, state: PostedSlot, index: int, start: int, length: int) -> None:
         total = state.short_end if state.begin is None else state.begin.raw_len
         if total is not None:
             honest = length == min(self._limits.chunk_bytes, total - start)
@@ -284,54 +340,51 @@ class ReceiverChannel:
         if not honest:
             raise RemoteProtocolError(detail=f"chunk {index} of {length} bytes does not belong into slot {state.number}")
 
-    def placed(self, slot: int, index: int) -> None:
-        """See ``ChunkSink``: the chunk is complete and immutable from here on, or its buffer can go back at last."""
-        state = self._open.get(slot) or self._leaving.get(slot)
-        if state is None or not state.under_way >> index & 1:
-            return  # it went to the dustbin
-        state.under_way ^= 1 << index
-        if state.dropped is not None:
-            if state.under_way:
-                return
-            del self._leaving[slot]
-            self._release(state, state.dropped)
-        else:
-            state.complete |= 1 << index
-            if state.begin is None:
-                return
-            state.missing -= 1
-            self._announce(state, state.begin, index)
-            if state.missing == 0:
-                self._finish(state, state.begin)
-        self._on_change()
-
     # -- inside
 
-    def _announce(self, state: _Slot, begin: Begin, index: int) -> None:
+    def _announce(self, state: PostedSlot, begin: Begin, index: int) -> None:
         start = index * self._limits.chunk_bytes
         end = min(start + self._limits.chunk_bytes, begin.raw_len)
         self._events.append(ChunkReady(state.number, begin.key, index, start, end))
 
-    def _finish(self, state: _Slot, begin: Begin) -> None:
+    def _finish(self, state: PostedSlot, begin: Begin) -> None:
         code = self._delivered.deliver(begin.key)
         if code is not Code.OK:
             self._refuse(state, begin.key, code)
             return
         del self._open[state.number]
-        self._messages.append(Done(state.number, begin.key, Code.OK))
+        self._say_done(Done(state.number, begin.key, Code.OK))
         self._events.append(TensorReceived(state.number, begin.key, begin, state.buffer[: begin.raw_len]))
 
-    def _refuse(self, state: _Slot, key: Key, code: Code) -> None:
-        self._messages.append(Done(state.number, key, code))
+    def _refuse(self, state: PostedSlot, key: Key, code: Code) -> None:
+        self._say_done(Done(state.number, key, code))
         self._drop(state, code)
 
-    def _drop(self, state: _Slot, code: Code) -> None:
+    def _drop(self, state: PostedSlot, code: Code) -> None:
         del self._open[state.number]
-        if state.under_way:
-            state.dropped = code
-            self._leaving[state.number] = state
-        else:
-            self._release(state, code)
+        state.dropped = code
+        self._release_if_free(state)
 
-    def _release(self, state: _Slot, code: Code) -> None:
+    def _release_if_free(self, state: PostedSlot) -> bool:
+        """Give the buffer of an ended slot back, once no session writes into it."""
+        if state.dropped is None or state.under_way:
+            return False
+        self._release(state, state.dropped)
+        return True
+
+    def _release(self, state: PostedSlot, code: Code) -> None:
         self._events.append(TensorDropped(state.number, state.key, code, state.buffer))
+
+    def _say(self, message: Slot | Unslot | Done) -> None:
+        if self._attached:  # else ``attach`` says what is still true
+            self._messages.append(message)
+
+    def _say_done(self, done: Done) -> None:
+        self._dones.append(done)
+        self._say(done)
+
+    def _bitmap(self, state: PostedSlot, begin: Begin) -> bytes:
+        return pack_bitmap(state.complete, -(-begin.raw_len // self._limits.chunk_bytes))
+
+    def _missing_bytes(self, state: PostedSlot, begin: Begin) -> int:
+        return min(state.missing * self._limits.chunk_bytes, begin.raw_len)

@@ -19,14 +19,17 @@ from wire.errors import Code, LocalProtocolError, RemoteProtocolError
 from wire.messages import (
     FRAME,
     AcceptBody,
+    Ask,
     Begin,
     Count,
     Done,
     Drop,
+    Have,
     Key,
     KeyBytes,
     OpenBody,
     PeerRecord,
+    Posted,
     Range,
     Records,
     SessionHello,
@@ -304,6 +307,9 @@ GOLDEN: list[tuple[Any, str]] = [
     (Drop(7, KEY, 12), "940507950102c4066f726967696e04000c"),
     (Want(bytes(32), 24), "9306c420" + "00" * 32 + "18"),
     (Records((b"one", b"two")), "920792c4036f6e65c40374776f"),
+    (Ask(3, (7, 300)), "9309039207cd012c"),
+    (Have(7, b"12345678", b"\x05"), "940a07c4083132333435363738c40105"),
+    (Posted(8), "920b08"),
     (PeerRecord(("/ip4/1.2.3.4/tcp/5",)), "990891b22f6970342f312e322e332e342f7463702f3590900101a7756e6b6e6f776e9000"),
 ]
 

@@ -10,7 +10,7 @@ import pytest
 from wire.delivered import DeliveredKeys
 from wire.errors import Code, LocalProtocolError
 from wire.limits import DEFAULT_LIMITS
-from wire.messages import Begin, Done, Drop, Slot, Unslot, decode, encode
+from wire.messages import Ask, Begin, Done, Drop, Have, Posted, Slot, Unslot, decode, encode
 from wire.sending import NO_ORDER, SendEnded, SenderChannel, SlotsChanged
 from wire.slots import ChunkReady, ReceiverChannel, TensorDropped, TensorReceived
 from wire.tensor import DType, Expectation, from_bytes, to_bytes
@@ -34,6 +34,9 @@ class Pair:
         self.delivered = DeliveredKeys() if delivered is None else delivered
         self.receiver = ReceiverChannel(self.expected.get, self.delivered, LIMITS, on_change=self.change)
         self.sender = SenderChannel(lambda n: b"t" * n, LIMITS, on_change=self.change)
+        self.receiver.attach()
+        self.sender.attach()
+        self.source, self.sink = self.sender.lane(0), self.receiver.lane(0)
 
     def change(self) -> None:
         self.changes += 1
@@ -50,18 +53,18 @@ class Pair:
 
     def slots(self) -> None:
         for message in self.receiver.messages():
-            self.sender.on_message(decode(encode(message), Slot, Unslot, Done))
+            self.sender.on_message(decode(encode(message), Slot, Unslot, Done, Have, Posted))
 
     def begins(self) -> None:
         for message in self.sender.messages():
-            self.receiver.on_message(decode(encode(message), Begin, Drop))
+            self.receiver.on_message(decode(encode(message), Begin, Drop, Ask))
 
     def chunk(self) -> bool:
-        chunk = self.sender.next_chunk()
+        chunk = self.source.next_chunk()
         if chunk is None:
             return False
-        self.receiver.place(chunk.slot, chunk.index, len(chunk.data), chunk.flags)[:] = chunk.data
-        self.receiver.placed(chunk.slot, chunk.index)
+        self.sink.place(chunk.slot, chunk.index, len(chunk.data), chunk.flags)[:] = chunk.data
+        self.sink.placed(chunk.slot, chunk.index)
         return True
 
     def settle(self) -> None:
@@ -136,7 +139,7 @@ def test_the_sender_hands_out_views_not_copies() -> None:
     pair.slots()
     data = data_of(2 * CHUNK)
     pair.begin(KEY, data)
-    chunk = pair.sender.next_chunk()
+    chunk = pair.source.next_chunk()
     assert chunk is not None
     data[3] ^= 0xFF
     assert chunk.data[3] == data[3]
@@ -191,19 +194,19 @@ def test_the_oldest_microbatch_goes_first_and_waits_for_nobody() -> None:
     young = pair.begin((0, 7, 1), data_of(2 * CHUNK), order=9)
     old = pair.begin((0, 7, 2), data_of(2 * CHUNK), order=4, ready_bytes=CHUNK)
     pair.begin((0, 7, 3), data_of(2 * CHUNK), order=9)
-    assert pair.sender.order == 4
+    assert pair.source.order == 4
     seen = []
     for step in range(6):
         if step == 3:
             pair.sender.advance(old, 2 * CHUNK - 1)  # not yet a whole chunk
-            assert pair.sender.order == 9
+            assert pair.source.order == 9
         if step == 4:
             pair.sender.advance(old, 2 * CHUNK)
-        chunk = pair.sender.next_chunk()
+        chunk = pair.source.next_chunk()
         assert chunk is not None
         seen.append((chunk.slot, chunk.index))
     assert seen == [(1, 0), (0, 0), (0, 1), (2, 0), (1, 1), (2, 1)]
-    assert pair.sender.next_chunk() is None and pair.sender.order == NO_ORDER and not pair.sender.has_chunk
+    assert pair.source.next_chunk() is None and pair.source.order == NO_ORDER and not pair.sender.has_chunk
     with pytest.raises(LocalProtocolError):
         pair.sender.advance(old, CHUNK)
     with pytest.raises(LocalProtocolError):
@@ -220,18 +223,18 @@ def test_a_cancelled_tensor_never_arrives_even_if_its_buffer_is_used_again() -> 
     transfer = pair.begin(KEY, data)
     pair.begins()
     assert pair.chunk()
-    last = pair.sender.next_chunk()  # the session holds the last chunk and has not sealed it
+    last = pair.source.next_chunk()  # the session holds the last chunk and has not sealed it
     assert last is not None and last.index == 1
     assert pair.sender.cancel(transfer) and not pair.sender.cancel(transfer)
     assert pair.ended() == [] and pair.sender.transfers == 1  # so the buffer is not the caller's yet
-    assert pair.sender.next_chunk() is None
+    assert pair.source.next_chunk() is None
     assert pair.ended() == [Code.CANCELLED] and pair.sender.transfers == 0 and pair.changes > 0
     # The chunk may still come before the Drop; it holds the right bytes, so either end is a true one.
     pair.begins()
     (dropped,) = pair.outcome()
     assert isinstance(dropped, TensorDropped) and dropped.code is Code.CANCELLED and dropped.key == KEY
-    assert pair.receiver.place(0, 1, CHUNK, 0).obj is not dropped.buffer.obj
-    pair.receiver.placed(0, 1)
+    assert pair.sink.place(0, 1, CHUNK, 0).obj is not dropped.buffer.obj
+    pair.sink.placed(0, 1)
     assert pair.receiver.events() == [] and KEY not in pair.delivered._by_step.get(7, ())
 
 
@@ -254,10 +257,10 @@ def test_a_withdrawn_slot_keeps_its_buffer_until_the_chunk_under_way_is_through(
     pair.slots()
     pair.begin(KEY, data_of(2 * CHUNK))
     pair.begins()
-    pair.receiver.place(0, 0, CHUNK, 0)
+    pair.sink.place(0, 0, CHUNK, 0)
     assert pair.receiver.unpost(0) and not pair.receiver.unpost(0)
     assert pair.receiver.events() == [] and pair.receiver.open_slots == 0
-    pair.receiver.placed(0, 0)
+    pair.sink.placed(0, 0)
     (dropped,) = pair.receiver.events()
     assert isinstance(dropped, TensorDropped) and dropped.code is Code.CANCELLED and pair.changes == 1
     pair.slots()
@@ -292,7 +295,7 @@ def test_a_key_is_delivered_once_whoever_sends_it() -> None:
     pairs[2].begins()
     pairs[2].slots()
     assert [pair.ended() for pair in pairs] == [[Code.OK], [Code.DUPLICATE], [Code.DUPLICATE]]
-    assert pairs[2].sender.next_chunk() is None  # told by its Begin, it sends nothing
+    assert pairs[2].source.next_chunk() is None  # told by its Begin, it sends nothing
     assert [type(pair.outcome()[0]) for pair in pairs] == [TensorReceived, TensorDropped, TensorDropped]
 
 
@@ -337,15 +340,15 @@ def test_close_gives_every_buffer_back_once() -> None:
     pair.slots()
     pair.begin(KEY, data_of(2 * CHUNK))
     pair.begins()
-    pair.receiver.place(0, 0, CHUNK, 0)
+    pair.sink.place(0, 0, CHUNK, 0)
     pair.receiver.unpost(0)
-    pair.sender.next_chunk()
+    pair.source.next_chunk()
     for _ in range(2):
         pair.receiver.close(Code.SHUTDOWN)
         pair.sender.close(Code.SHUTDOWN)
     assert [(e.slot, e.code) for e in pair.outcome()] == [(0, Code.CANCELLED), (1, Code.SHUTDOWN), (2, Code.SHUTDOWN)]
     assert pair.ended() == [Code.SHUTDOWN]
-    assert pair.sender.messages() == [] and pair.receiver.messages() == [] and pair.sender.next_chunk() is None
+    assert pair.sender.messages() == [] and pair.receiver.messages() == [] and pair.source.next_chunk() is None
     with pytest.raises(LocalProtocolError):
         pair.begin(KEY, b"")
     with pytest.raises(LocalProtocolError):

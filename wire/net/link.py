@@ -54,6 +54,7 @@ from wire.messages import SessionHello
 from wire.net.ends import Owner, StreamEnd
 from wire.net.transport import Pipe, unsent
 from wire.session import Session
+from wire.tickets import Tickets
 
 # Fairness: other tasks run at least this often while bytes keep coming or going.
 YIELD_BYTES = 1 << 20
@@ -79,6 +80,10 @@ class Link:
         initiator: bool,
         peer_run: bytes | None,
         hello: SessionHello,
+        generation: int,
+        bulk: bool,
+        ticket: bytes,
+        tickets: Tickets,
         guest: bool,
         leftover: bytes,
         pending: list[Event],
@@ -89,11 +94,18 @@ class Link:
         self.initiator = initiator  # we dialled
         self.peer_run = peer_run
         self.hello = hello  # the peer's newest
+        self.generation = generation  # how often the two had lost each other when it was made
+        self.bulk = bulk  # a lane, or would be one
+        self.ticket = ticket  # what the peer showed
+        self.tickets = tickets  # for lanes that belong to this connection
+        self.lane = 0  # its number as a lane; 0: a control connection
+        self.home: Link = self  # the control connection that it belongs to
         self.guest = guest
         self.ends: dict[int, StreamEnd] = {}
         self.error: WireError | None = None  # why it ended
         self.closed = trio.Event()
         self.goodbye: WireError | None = None  # GOAWAY was sent or received
+        self.told = False  # it ended by a FIN or RST, not in silence
         self.taken = False  # somebody runs it, or will
         self.dialled: Address | None = None  # where we reached the peer
         self.bytes_in = 0
@@ -109,7 +121,7 @@ class Link:
         self._pong: trio.Event | None = None
         self._after: list[Callable[[], None]] = []
         self._giving_way = False
-        self._blocked_at: float | None = None  # since when the pipe takes nothing
+        self.blocked_at: float | None = None  # since when the pipe takes nothing
         self._scope = trio.CancelScope()
         self._over = False
 
@@ -290,9 +302,9 @@ class Link:
                     if not self._rest:
                         continue
                     pipe.taking(session.send_bytes_per_s)
-                    self._blocked_at = now
+                    self.blocked_at = now
                     await pipe.wait_writable()
-                    self._blocked_at = None
+                    self.blocked_at = None
                 else:
                     await trio.lowlevel.checkpoint()
                 sent, since = self.bytes_out, trio.current_time()
@@ -303,6 +315,7 @@ class Link:
         """Nothing comes or goes any more.  What arrived before stays with the streams; the session says whether it was clean."""
         if self._over:
             return
+        self.told = self.blocked_at is None or trio.current_time() - self.blocked_at < self.limits.write_stalled_s
         for end in list(self.ends.values()):  # an end may close its stream
             end.on_pipe_end()
         self.session.receive_end(cause)
@@ -317,11 +330,11 @@ class Link:
         while True:
             due = session.next_timer()
             now = trio.current_time()
-            stalled = math.inf if self._blocked_at is None else self._blocked_at + self.limits.write_stalled_s
+            stalled = math.inf if self.blocked_at is None else self.blocked_at + self.limits.write_stalled_s
             # The session may want to be called earlier after what happens meanwhile: look at least every second.
             await trio.sleep_until(min(now + 1.0, stalled, math.inf if due is None else due))
             now = trio.current_time()
-            if self._blocked_at is not None and now - self._blocked_at >= self.limits.write_stalled_s:
+            if self.blocked_at is not None and now - self.blocked_at >= self.limits.write_stalled_s:
                 self._pipe_ended(f"nothing could be sent for {self.limits.write_stalled_s:g} s")
                 return
             session.tick(now)

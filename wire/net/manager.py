@@ -31,10 +31,13 @@ from wire.net.dial import BackOff, DialFailed, DialRate, plan_dial, race
 from wire.net.link import Link
 from wire.net.peer import Peer
 from wire.net.services import Services
-from wire.net.transport import Pipe, Transport
+from wire.net.transport import Pipe, Transport, literal
 from wire.net.upgrade import Local, upgrade
 
 log = logging.getLogger("wire.net")
+
+RECONNECT_S = 1.0  # whoever was dialled gives the other side so long to dial again
+RECONNECT_MOST_S = 5.0
 
 
 class _Shared:
@@ -99,12 +102,17 @@ class Manager:
 
     @property
     def links(self) -> int:
-        return sum(len(peer.links) for peer in self.peers.values())
+        return sum(len(peer.all_links) for peer in self.peers.values())
+
+    def generation(self, peer_id: PeerId) -> int:
+        """How often all connections to that peer were lost."""
+        peer = self.peers.get(peer_id)
+        return 0 if peer is None else peer.losses
 
     def ping_all(self) -> None:
         """Find out which connections still live."""
         for peer in self.peers.values():
-            for link in peer.links:
+            for link in peer.all_links:
                 link.ping()
 
     # -- ways in
@@ -231,6 +239,11 @@ class Manager:
             self._turn_away(link, Code.RESOURCE_LIMIT)
             raise error_for(Code.RESOURCE_LIMIT, detail=f"too many connections from {link.pipe.info().remote[0]}")
         peer = self.peers.get(link.peer_id)
+        if link.bulk:
+            if peer is None or peer.closed or peer.boot_id != link.hello.boot_id or not peer.adopt_lane(link):
+                self._turn_away(link, Code.AUTH)
+                raise error_for(Code.AUTH, detail="a bulk connection that belongs to no control connection")
+            return peer
         if peer is not None and not peer.closed and peer.boot_id != link.hello.boot_id:
             if await self._answers(peer):
                 self._turn_away(link, Code.DUPLICATE_IDENTITY)
@@ -239,12 +252,20 @@ class Manager:
             await peer.wait_closed()
             peer = self.peers.get(link.peer_id)  # another connection may have been first
         if peer is not None and not peer.closed:
-            if len(peer.links) >= self._limits.connections_per_peer:
+            if len(peer.all_links) >= self._limits.connections_per_peer:
                 self._turn_away(link, Code.RESOURCE_LIMIT)
                 raise error_for(Code.RESOURCE_LIMIT, detail="too many connections to one peer")
             peer.add(link)
             return peer
-        peer = Peer(link, self._own, self._services, self._limits, self.counts)
+        peer = Peer(
+            link,
+            self._own,
+            self._services,
+            self._limits,
+            self.counts,
+            dial_lane=self._dial_lane,
+            interrupted=self._interrupted,
+        )
         self.peers[link.peer_id] = peer
         self.backoff.forget(self._addresses(link.peer_id))
         self._nursery.start_soon(self._run_peer, peer)
@@ -264,6 +285,42 @@ class Manager:
                 del self.peers[peer.peer_id]
             self._lost(peer)
 
+    async def _dial_lane(self, control: Link, ticket: bytes) -> Link:
+        """A bulk connection to where a control connection of ours leads."""
+        host, port = control.pipe.info().remote
+        with trio.fail_after(self._limits.dial_timeout_s):
+            pipe = await self._transport.dial(literal(host, port))
+        return await upgrade(pipe, self._local, initiator=True, expected=control.peer_id, ticket=ticket)
+
+    def _interrupted(self, peer: Peer, cause: WireError, grace_s: float) -> None:
+        """A peer with tensor channels has lost its last connection."""
+        if self._nursery is None or self._closing:
+            peer.end(cause)
+        else:
+            self._nursery.start_soon(self._reconnect, peer, cause, grace_s)
+
+    async def _reconnect(self, peer: Peer, cause: WireError, grace_s: float) -> None:
+        """Dial a peer again until a connection stands, it is known to be gone, or the time is up."""
+        told = grace_s == self._limits.resume_closed_s
+        with trio.move_on_after(grace_s):
+            if peer.dialled is None:
+                await trio.sleep(RECONNECT_S)  # it dialled us, and does it again
+            pause_s = RECONNECT_S / 4
+            while not peer.links and not peer.closed:
+                known = [*self._addresses(peer.peer_id)]
+                addresses = known if peer.dialled is None else [peer.dialled, *known]
+                try:
+                    await self.dial(addresses, expected=peer.peer_id, target=str(peer.peer_id), patient=True)
+                except DialFailed as failed:
+                    if told and failed.causes and all(item.kind == "refused" for item in failed.causes.values()):
+                        break  # its machine answers, its process is not there
+                except WireError as error:
+                    log.debug("reconnecting %s: %s", peer.peer_id, error)
+                await trio.sleep(pause_s)
+                pause_s = min(2 * pause_s, RECONNECT_MOST_S)
+        if not peer.links:
+            peer.end(cause)
+
     async def _answers(self, peer: Peer) -> bool:
         """Whether the process behind the old connection answers a ping."""
         link = peer.primary
@@ -281,7 +338,7 @@ class Manager:
         same = (
             other
             for peer in self.peers.values()
-            for other in peer.links
+            for other in peer.all_links
             if not other.initiator and other.guest == link.guest and other.pipe.info().remote[0] == host
         )
         return sum(1 for _ in same) >= most

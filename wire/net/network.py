@@ -34,6 +34,7 @@ from wire.net.book import PeerBook
 from wire.net.exchange import PeerExchange
 from wire.net.interfaces import descriptor_limit, watch_interfaces
 from wire.net.knownpeers import KnownPeers
+from wire.net.lanes import PROTOCOL as LANES
 from wire.net.link import Link
 from wire.net.listen import Admission, accept_loop, bind_all
 from wire.net.manager import Manager
@@ -54,7 +55,7 @@ from wire.net.ownrecord import OwnRecord
 from wire.net.peer import Peer
 from wire.net.seedlist import SeedEntry, SeedList
 from wire.net.seeds import SeedKeeper, SeedState, SeedStatus
-from wire.net.services import ChannelHandler, Handler, Service, Services, TensorService, calls
+from wire.net.services import ChannelHandler, Handler, Service, Services, TensorService, calls, serve_lanes
 from wire.net.transport import Listener, TcpTransport, Transport, literal
 from wire.net.upgrade import Local
 from wire.pipeinfo import PipeInfo
@@ -141,6 +142,7 @@ class Net:
         self._keeper: SeedKeeper | None = None
         if seeds is not None:
             self._keeper = SeedKeeper(seeds, self, limits, report=self._on_seed, complain=self._complain, rng=rng)
+        self.serve(LANES, serve_lanes)
         self.serve_calls(exchange.PROTOCOL, Want, self._exchange.answer, guest=True)
 
     # -- who is there
@@ -158,7 +160,7 @@ class Net:
         return self.book.records()
 
     def traffic(self) -> Traffic:
-        links = [link for peer in self.manager.peers.values() for link in peer.links]
+        links = [link for peer in self.manager.peers.values() for link in peer.all_links]
         past = [peer.ended_socket for peer in self.manager.peers.values()]
         return Traffic(
             self._ended[0] + sum(link.bytes_in for link in links) + sum(ended[0] for ended in past),
@@ -289,7 +291,7 @@ class Net:
         self._seal()
         for peer in self.peers():
             for link in peer.links:
-                link.update_hello(self._hello(link.guest, link.pipe.info()))
+                link.update_hello(self._hello(link.peer_id, link.guest, link.pipe.info(), link.generation))
 
     def _on_interfaces(self) -> None:
         """This machine's addresses changed: what failed says nothing any more, what stands may be dead."""
@@ -297,7 +299,7 @@ class Net:
         self.manager.ping_all()
         self._publish()
 
-    def _hello(self, guest: bool, info: PipeInfo) -> SessionHello:
+    def _hello(self, peer_id: PeerId, guest: bool, info: PipeInfo, generation: int | None = None) -> SessionHello:
         try:
             observed = str(literal(*info.remote))
         except ValueError:
@@ -312,6 +314,7 @@ class Net:
             # Half of the connection: one unread stream must not stop the others.
             bulk_window=min(self.limits.stream_window_bulk_bytes, self.limits.connection_window_control_bytes // 2),
             max_streams=self.limits.inbound_streams_max,
+            generation=self.manager.generation(peer_id) if generation is None else generation,
         )
 
     def _admit(self, offer: Hello) -> Refusal | None:

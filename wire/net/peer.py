@@ -1,14 +1,20 @@
 """A peer as the rest of the node sees it: whom to call, what to open, how it is doing.
 
-A `Peer` lives from the first connection to a peer id until the last one ends.  Usually there is one connection; when two nodes
-dial each other at the same moment there are two for a while, and both are usable until the loser has drained.  Which of them is
-*primary*, that is where new streams go, is a pure function (`choose_primary`) that both ends compute alike:
+A `Peer` lives from the first connection to a peer id until the peer is gone.  It has one control connection and the lanes that
+belong to it; when two nodes dial each other at the same moment there are two control connections for a while, both usable
+until the loser has drained.  Which of them is *primary*, that is where new streams go, is a pure function (`choose_primary`) that
+both ends compute alike:
 
+* a higher generation wins: it was made after one side had lost all connections, so the others are dead, seen or unseen;
 * connections dialled by the peer with the lower id win over those dialled by the other, so both ends keep the same one;
 * among connections of one initiator the newest wins, because it made a new one for a reason.
 
 The initiator of the winner tells the loser goodbye (SUPERSEDED): it is the last of the two to know that the winner stands, so
 no end is ever without a connection.  Streams on the loser finish where they are; tensor channels move (channels.py).
+
+A peer whose last connection is lost without a goodbye is *interrupted*, not gone, if tensor channels exist: the manager dials it
+again, and calls wait.  How long depends on what ended it.  If our kernel was told (FIN, RST) a living peer dials at once, so 5 s
+suffice, and a refused dial says that the process is gone; after silence its line is down or its address has changed: 60 s.
 
 Everything that runs for a peer runs in its own nursery; the peer's death, lie or silence ends that and nothing else.  A
 handler that fails resets its stream; what nobody foresaw is logged once with its traceback here, the second of the two places in
@@ -19,18 +25,22 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import trio
 
-from wire.errors import Code, ConnectionLost, LocalProtocolError, WireError, error_for
+from wire.address import Address
+from wire.errors import Code, ConnectionLost, WireError, error_for
 from wire.events import GoAwayReceived, HelloReceived, Kind, StreamOpened
 from wire.identity import PeerId
 from wire.limits import Limits
-from wire.messages import Key, SessionHello, decode, encode
+from wire.messages import Key, LaneAsk, SessionHello, decode, encode
 from wire.net.bytestream import ByteStream
+from wire.net.channels import Channels
+from wire.net.lanes import PROTOCOL as LANES
+from wire.net.lanes import Lanes
 from wire.net.link import Link
 from wire.net.receiver import TensorReceiver
 from wire.net.sender import TensorSender
@@ -53,7 +63,9 @@ class PeerStats:
     class_out_bytes: tuple[int, ...]  # sealed records sent
     rtt_s: float | None
     congestion: str  # congestion control in force
-    connections: int
+    connections: int  # lanes included
+    lanes: int
+    resent_chunks: int
 
 
 def choose_primary(links: Sequence[Link], own: PeerId) -> Link | None:
@@ -61,53 +73,48 @@ def choose_primary(links: Sequence[Link], own: PeerId) -> Link | None:
     live = [link for link in links if not link.draining]
     if not live:
         return None
+    newest = max(link.generation for link in live)
+    live = [link for link in live if link.generation == newest]
     lower_is_ours = own < live[0].peer_id
     by_lower = [link for link in live if link.initiator == lower_is_ours]
     return (by_lower or live)[-1]
 
 
-class _Unclaimed:
-    """A stream of a tensor channel that nobody has made a receiver for; not accepted yet."""
-
-    def __init__(self, peer: Peer, link: Link, event: StreamOpened) -> None:
-        self._peer = peer
-        self.link = link
-        self.event = event
-
-    def on_readable(self) -> None:
-        """Only its end can be news: a slot was never posted, so nothing can be sent."""
-        self.link.reset(self.event.stream, Code.REFUSED)
-        self._peer.unclaim(self)
-
-    def on_writable(self) -> None: ...
-
-    def on_accepted(self) -> None: ...
-
-    def on_pipe_end(self) -> None: ...
-
-    def on_reset(self, error: WireError) -> None:
-        self._peer.unclaim(self)
-
-
 class Peer:
     """See the module.  Made by the manager; all coroutines may be cancelled at any checkpoint."""
 
-    def __init__(self, link: Link, own: PeerId, services: Services, limits: Limits, counts: Counter[str]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        own: PeerId,
+        services: Services,
+        limits: Limits,
+        counts: Counter[str],
+        *,
+        dial_lane: Callable[[Link, bytes], Awaitable[Link]],
+        interrupted: Callable[[Peer, WireError, float], None],
+    ) -> None:
+        """`dial_lane(control, ticket)`; `interrupted(peer, cause, grace_s)`: dial it again, or call `end` after that time."""
         self.peer_id = link.peer_id
         self.boot_id = link.hello.boot_id
-        self.links: list[Link] = []
+        self.links: list[Link] = []  # control connections
         self.reason: WireError | None = None  # why it is gone
+        self.losses = link.generation  # how often all connections were lost
+        self.dialled: Address | None = link.dialled  # where it was reached last
         self.heard: Callable[[Peer, SessionHello], None] = lambda peer, hello: None  # a newer HELLO came
         self._own = own
         self._services = services
         self._limits = limits
         self._counts = counts
-        self._first = link
+        self._dial_lane = dial_lane
+        self._interrupted = interrupted
+        self._last = link
+        self._final: WireError | None = None  # it is over, whatever the connections say
         self._gone = trio.Event()
+        self._back = trio.Event()  # a connection stands, or the peer is gone
         self._nursery: trio.Nursery | None = None
-        self._senders: dict[tuple[str, bytes], TensorSender] = {}
-        self._receivers: dict[tuple[str, bytes], TensorReceiver] = {}
-        self._unclaimed: dict[tuple[str, bytes], list[_Unclaimed]] = {}  # bounded by the session's backlog
+        self._channels = Channels(limits, self._later)
+        self._lanes: dict[Link, Lanes] = {}
         self._ended_in: Counter[int] = Counter()
         self._ended_out: Counter[int] = Counter()
         self.ended_socket = [0, 0]
@@ -125,12 +132,16 @@ class Peer:
     @property
     def guest(self) -> bool:
         """One side of the connection knows no run yet."""
-        link = self.primary or (self.links[-1] if self.links else self._first)
-        return link.guest
+        return (self.primary or self._last).guest
 
     @property
     def primary(self) -> Link | None:
         return choose_primary(self.links, self._own)
+
+    @property
+    def all_links(self) -> list[Link]:
+        """Control connections and lanes."""
+        return [*self.links, *(lane for lanes in self._lanes.values() for lane in lanes.links)]
 
     @property
     def path(self) -> str:
@@ -146,7 +157,8 @@ class Peer:
     def stats(self) -> PeerStats:
         class_in, class_out = Counter(self._ended_in), Counter(self._ended_out)
         socket_in, socket_out = self.ended_socket
-        for link in self.links:
+        links = self.all_links
+        for link in links:
             class_in.update(dict(enumerate(link.session.bytes_in)))
             class_out.update(dict(enumerate(link.session.bytes_out)))
             socket_in += link.bytes_in
@@ -157,14 +169,16 @@ class Peer:
             tuple(class_in[cls] for cls in range(5)),
             tuple(class_out[cls] for cls in range(5)),
             self.rtt_s,
-            (self.primary or self._first).pipe.info().congestion,
-            len(self.links),
+            next((link for link in links if link.lane), self.primary or self._last).pipe.info().congestion,
+            len(links),
+            len(links) - len(self.links),
+            self._channels.resent_chunks,
         )
 
     def gauges(self) -> dict[str, int]:
         """What is held for this peer now, over all its connections."""
         total: Counter[str] = Counter()
-        for link in self.links:
+        for link in self.all_links:
             total.update(link.session.gauges())
             total["waiting"] += len(link.ends)
         return dict(total)
@@ -209,7 +223,10 @@ class Peer:
     async def _open(self, kind: Kind, protocol: str, cls: int, meta: bytes = b"") -> MessageStream | ByteStream:
         await trio.lowlevel.checkpoint_if_cancelled()
         while True:
-            link = self.primary
+            link = self._for(cls)
+            if link is None and not self.links and not self.closed:
+                await self._back.wait()
+                continue
             if link is None:
                 # The winner of two connections stands before the loser is told to go, so no other one is about to come.
                 raise self.reason or (self.links and self.links[-1].goodbye) or ConnectionLost("the peer is going away")
@@ -225,15 +242,13 @@ class Peer:
 
     def sender(self, protocol: str, name: bytes, *, cls: int = 2) -> TensorSender:
         """Our sending end of a tensor channel; the same object each time.  Sending waits until the peer posts slots."""
-        key = protocol, name
-        sender = self._senders.get(key)
-        if sender is None:
-            sender = TensorSender(protocol, name, cls, self._limits, lambda: self._senders.pop(key, None), self._later)
-            self._senders[key] = sender
-            if (link := self.primary) is not None:
-                sender.move_to(link)
-            elif self.closed:
+        sender, new = self._channels.sender(protocol, name, cls)
+        if new:
+            self._want_lanes()
+            if self.closed:
                 sender.lost(self.reason or ConnectionLost())
+            elif (link := self.primary) is not None:
+                sender.move_to(link, self._lanes[link].usable())
         return sender
 
     def receiver(self, protocol: str, name: bytes, expect: Callable[[Key], Expectation | None]) -> TensorReceiver:
@@ -241,21 +256,24 @@ class Peer:
 
         `expect(key)`: what may come under a key, None for nothing.
         """
-        key = protocol, name
-        service = self._services.tensors(protocol)
-        if key in self._receivers:
-            raise LocalProtocolError(f"there is a receiver for {protocol} {name!r} already")
-        receiver = TensorReceiver(
-            protocol, name, expect, service.delivered, self._limits, lambda: self._receivers.pop(key, None)
-        )
-        self._receivers[key] = receiver
-        for waiting in self._unclaimed.pop(key, ()):
-            del waiting.link.ends[waiting.event.stream]
-            receiver.opened(waiting.link, waiting.event)
-            waiting.link.kick()
+        receiver = self._channels.receiver(protocol, name, expect, self._services.tensors(protocol).delivered)
+        self._want_lanes()
         if self.closed:
             receiver.lost(self.reason or ConnectionLost())
         return receiver
+
+    def _for(self, cls: int) -> Link | None:
+        """The connection for a new stream of that class: bulk goes over the lane with the fewest streams, if there is one."""
+        primary = self.primary
+        if primary is None or cls < 2:
+            return primary
+        lanes = self._lanes[primary]
+        lanes.want()
+        return min(lanes.usable(), key=lambda link: len(link.ends), default=primary)
+
+    def _want_lanes(self) -> None:
+        for lanes in self._lanes.values():
+            lanes.want()
 
     def _later(self, delay_s: float, action: Callable[[], None]) -> None:
         async def act() -> None:
@@ -272,7 +290,7 @@ class Peer:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 for link in self.links:
-                    nursery.start_soon(self._run_link, link)
+                    self._start(nursery, link)
                 await self._gone.wait()
                 nursery.cancel_scope.cancel()
         finally:
@@ -280,64 +298,131 @@ class Peer:
             self._gone.set()  # a closing peer takes no new connection
 
     def add(self, link: Link) -> None:
-        """Another connection to the same process.  The primary is chosen anew; if we dialled the winner, the losers drain."""
+        """Another control connection to the same process.  The primary is chosen anew; if we dialled the winner, the losers drain."""
         link.taken = True
         self.links.append(link)
+        self._last = link
+        self.dialled = link.dialled or self.dialled
+        self._lanes[link] = lanes = Lanes(
+            link,
+            self._limits,
+            dial=self._dial_lane,
+            run=self._start_lane,
+            changed=lambda: self._channels.use(link, lanes.usable()),
+            in_doubt=self._channels.in_doubt,
+            ask=self._ask_for_lanes,
+            needed=lambda: bool(self._channels) or any(lane.ends for lane in lanes.links),
+        )
+        if self._channels:
+            lanes.want()
         if self._nursery is not None:
-            self._nursery.start_soon(self._run_link, link)
+            self._start(self._nursery, link)
         self._settle()
+        self._back.set()
+
+    def adopt_lane(self, link: Link) -> bool:
+        """A bulk connection came in; False if it belongs to none of our control connections."""
+        return self._nursery is not None and any(lanes.adopt(link) for lanes in self._lanes.values())
+
+    def asked_for_lanes(self, count: int) -> None:
+        """The peer would like so many."""
+        if (primary := self.primary) is not None:
+            self._lanes[primary].asked(count)
+
+    async def _ask_for_lanes(self, count: int) -> None:
+        try:
+            async with await self._open(Kind.MESSAGE, LANES, 1) as stream:
+                assert isinstance(stream, MessageStream)
+                await stream.send(encode(LaneAsk(count)), fin=True)
+        except (WireError, trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # the control connection carries everything
 
     def _settle(self) -> None:
         primary = self.primary
         if primary is None:
             return
-        for sender in self._senders.values():
-            sender.move_to(primary)
-        if primary.initiator:
-            for link in self.links:
-                if link is not primary:
-                    link.goaway(Code.SUPERSEDED)
+        self._channels.move_to(primary, self._lanes[primary].usable())
+        for link in list(self.links):
+            if link.generation < primary.generation:
+                link.fail(ConnectionLost("the peer has lost this connection and made another"))
+            elif primary.initiator and link is not primary:
+                link.goaway(Code.SUPERSEDED)
+
+    def _start(self, nursery: trio.Nursery, link: Link) -> None:
+        nursery.start_soon(self._run_link, link)
+        nursery.start_soon(self._lanes[link].run, nursery)
+
+    def _start_lane(self, link: Link) -> None:
+        assert self._nursery is not None
+        self._nursery.start_soon(self._run_lane, link)
+        if not link.session.widen(self._limits.connection_window_lane_bytes):
+            link.goaway(Code.RESOURCE_LIMIT)
+
+    async def _run_lane(self, link: Link) -> None:
+        await link.run(self)
+        self._count_ended(link)
+        lanes = self._lanes.get(link.home)
+        if lanes is not None:
+            lanes.ended(link)
 
     async def _run_link(self, link: Link) -> None:
         await link.run(self)
+        self._count_ended(link)
+        error = link.error or ConnectionLost()
         self.links.remove(link)
+        self._lanes.pop(link).close(error)
+        if self.links:
+            self._settle()
+        elif self._final is None and isinstance(error, ConnectionLost) and self._channels and not link.guest:
+            self.losses = max(self.losses, link.generation) + 1
+            self._back = trio.Event()
+            self._interrupted(self, error, self._limits.resume_closed_s if link.told else self._limits.resume_silent_s)
+        else:
+            self.end(self._final or error)
+
+    def _count_ended(self, link: Link) -> None:
         self._ended_in.update(dict(enumerate(link.session.bytes_in)))
         self._ended_out.update(dict(enumerate(link.session.bytes_out)))
         self.ended_socket[0] += link.bytes_in
         self.ended_socket[1] += link.bytes_out
-        if self.links:
-            self._settle()
-            return
-        self.end(link.error or ConnectionLost())
 
     def end(self, reason: WireError) -> None:
         """Nothing of the peer is left; whoever waits is told why.  Idempotent, the first reason stays."""
         if self._gone.is_set():
             return
         self.reason = reason
-        for sender in list(self._senders.values()):
-            sender.lost(self.reason)
-        for receiver in list(self._receivers.values()):
-            receiver.lost(self.reason)
+        self._channels.lost(reason)
         self._gone.set()
+        self._back.set()
 
     def fail(self, error: WireError) -> None:
-        """End all connections now."""
-        for link in list(self.links):
+        """It is over: end all connections now."""
+        self._final = error
+        for link in self.all_links:
             link.fail(error)
+        if not self.links:
+            self.end(error)
 
     def goaway(self, code: Code, *, detail: str = "") -> None:
         """Say goodbye on all connections."""
-        for link in list(self.links):
+        self._final = self._final or error_for(code, local=True, detail=detail)
+        for link in self.all_links:
             link.goaway(code, detail=detail)
+        if not self.links:
+            self.end(self._final)
 
     # -- Owner: called by links
 
     def on_hello(self, link: Link, event: HelloReceived) -> None:
-        self.heard(self, event.hello)
+        if not link.lane:
+            self.heard(self, event.hello)
 
     def on_goaway(self, link: Link, event: GoAwayReceived) -> None:
-        self._settle()
+        lanes = self._lanes.get(link.home)
+        if not link.lane:
+            self._settle()
+        elif lanes is not None:
+            self._channels.use(link.home, lanes.usable())
 
     def on_opened(self, link: Link, event: StreamOpened) -> None:
         if not link.session.is_live(event.stream):
@@ -354,26 +439,10 @@ class Peer:
             self._nursery.start_soon(self._serve, service, stream)
 
     def _channel_opened(self, link: Link, event: StreamOpened, service: TensorService) -> None:
-        key = event.protocol, event.meta
-        receiver = self._receivers.get(key)
-        if receiver is not None:
-            receiver.opened(link, event)
-            return
-        known = key in self._unclaimed
-        waiting = _Unclaimed(self, link, event)
-        self._unclaimed.setdefault(key, []).append(waiting)
-        link.attach(event.stream, waiting)
-        if not known and service.handler is not None and self._nursery is not None:
+        new = self._channels.opened(link, event)
+        self._want_lanes()
+        if new is not None and service.handler is not None and self._nursery is not None:
             self._nursery.start_soon(self._announce, service.handler, event)
-
-    def unclaim(self, waiting: _Unclaimed) -> None:
-        """The peer gave the stream up before anybody made a receiver."""
-        key = waiting.event.protocol, waiting.event.meta
-        opened = self._unclaimed.get(key, [])
-        if waiting in opened:
-            opened.remove(waiting)
-            if not opened:
-                del self._unclaimed[key]
 
     async def _announce(self, handler: Callable[[Peer, bytes], object], event: StreamOpened) -> None:
         try:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from wire.delivered import DeliveredKeys
 from wire.errors import Code, LocalProtocolError
-from wire.messages import decode, encode
+from wire.messages import LaneAsk, decode, encode
 from wire.net.bytestream import ByteStream
 from wire.net.stream import MessageStream
 
@@ -77,6 +77,12 @@ class Services:
         if guest and not service.guest:
             return Code.NOT_MEMBER
         return None
+
+
+async def serve_lanes(peer: Peer, stream: MessageStream | ByteStream) -> None:
+    """`lane/1`: one message, no answer."""
+    if isinstance(stream, MessageStream):
+        peer.asked_for_lanes(decode(await stream.receive(), LaneAsk).count)
 
 
 def calls(request_class: type[Request], answer: Callable[[Peer, Request], Awaitable[object]]) -> Handler:

@@ -27,7 +27,7 @@ from wire.budget import UnreadBudget
 from wire.errors import Code, ConnectionLost, LimitExceeded, RemoteProtocolError, WireError
 from wire.events import Event, HelloReceived, SessionClosed
 from wire.handshake import Handshake, Secrets
-from wire.hello import Hello, Refusal, run_tag
+from wire.hello import Hello, Purpose, Refusal, run_tag
 from wire.identity import Identity, PeerId
 from wire.limits import Limits
 from wire.messages import SessionHello
@@ -38,6 +38,7 @@ from wire.noise import Cipher
 from wire.pipeinfo import PipeInfo
 from wire.records import Opener, Sealer
 from wire.session import Session
+from wire.tickets import Tickets
 
 # All that a session sends before the peer's HELLO is its own HELLO of at most 8 KiB.
 FLUSH_BYTES = 16 * 1024
@@ -51,8 +52,8 @@ class Local:
     run: bytes | None  # run id; None: no manifest yet, or a seed for all runs
     ciphers: tuple[Cipher, ...]
     limits: Limits
-    # (guest, what is known of the pipe) -> the HELLO frame to send
-    hello: Callable[[bool, PipeInfo], SessionHello]
+    # (peer, guest, what is known of the pipe) -> the HELLO frame to send
+    hello: Callable[[PeerId, bool, PipeInfo], SessionHello]
     # (protocol, guest) -> None to accept, else the code to refuse with
     serves: Callable[[str, bool], Code | None]
     # a full house says so in its hello
@@ -61,16 +62,20 @@ class Local:
     budget: UnreadBudget | None = None
 
 
-async def upgrade(pipe: Pipe, local: Local, *, initiator: bool, expected: PeerId | None = None) -> Link:
+async def upgrade(
+    pipe: Pipe, local: Local, *, initiator: bool, expected: PeerId | None = None, ticket: bytes = b""
+) -> Link:
     """Make an authenticated `Link` of a fresh pipe, which belongs to the link afterwards.
+
+    `ticket`: dial as a bulk connection that belongs to a control connection (wire/tickets.py).
 
     Raises `WireError` with the cause, among them `PeerIdMismatch` and `HandshakeTimeout`.  When it raises or is
     cancelled, the pipe is closed and nothing is left behind.
     """
     try:
         with trio.move_on_after(local.limits.handshake_timeout_s):
-            secrets, rest = await _handshake(pipe, local, initiator, expected)
-            return await _hello(pipe, local, initiator, secrets, rest)
+            secrets, rest = await _handshake(pipe, local, initiator, expected, ticket)
+            return await _hello(pipe, local, initiator, secrets, rest, ticket)
         raise HandshakeTimeout(f"no handshake within {local.limits.handshake_timeout_s:g} s")
     except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
         pipe.abort()
@@ -80,16 +85,19 @@ async def upgrade(pipe: Pipe, local: Local, *, initiator: bool, expected: PeerId
         raise
 
 
-async def _handshake(pipe: Pipe, local: Local, initiator: bool, expected: PeerId | None) -> tuple[Secrets, bytes]:
+async def _handshake(
+    pipe: Pipe, local: Local, initiator: bool, expected: PeerId | None, ticket: bytes
+) -> tuple[Secrets, bytes]:
     """The keys, and bytes of the peer that came behind its last message."""
     handshake = Handshake(
         initiator,
         local.identity,
-        Hello(ciphers=local.ciphers, run_tag=run_tag(local.run)),
+        Hello(ciphers=local.ciphers, run_tag=run_tag(local.run), purpose=Purpose.BULK if ticket else Purpose.CONTROL),
         local.limits,
         expected=expected,
         own_run=local.run,
         admit=local.admit,
+        ticket=ticket,
     )
     buffer = memoryview(bytearray(local.limits.preauth_max_bytes // 2))
     while True:
@@ -109,10 +117,12 @@ async def _handshake(pipe: Pipe, local: Local, initiator: bool, expected: PeerId
             raise
 
 
-async def _hello(pipe: Pipe, local: Local, initiator: bool, secrets: Secrets, rest: bytes) -> Link:
+async def _hello(pipe: Pipe, local: Local, initiator: bool, secrets: Secrets, rest: bytes, ticket: bytes) -> Link:
     """Exchange HELLO frames, which must come first; what else came with the peer's is kept for the link."""
     limits = local.limits
     guest = local.run is None or secrets.peer_run is None
+    bulk = bool(ticket) if initiator else secrets.hello.purpose is Purpose.BULK
+    own_hello = local.hello(secrets.peer_id, guest, pipe.info())
     window = limits.connection_window_guest_bytes if guest else limits.connection_window_control_bytes
     reservation = None if local.budget is None else local.budget.reserve(window)
     try:
@@ -120,7 +130,7 @@ async def _hello(pipe: Pipe, local: Local, initiator: bool, secrets: Secrets, re
             initiator=initiator,
             sealer=Sealer(secrets.cipher, secrets.send_key, limits),
             opener=Opener(secrets.cipher, secrets.recv_key, limits),
-            hello=local.hello(guest, pipe.info()),
+            hello=own_hello,
             limits=limits,
             now=trio.current_time(),
             guest=guest,
@@ -179,6 +189,10 @@ async def _hello(pipe: Pipe, local: Local, initiator: bool, secrets: Secrets, re
         guest=guest,
         peer_run=secrets.peer_run,
         hello=heard.hello,
+        generation=max(own_hello.generation, heard.hello.generation),
+        bulk=bulk,
+        ticket=secrets.ticket,
+        tickets=Tickets(secrets.export(b"lane"), limits),
         leftover=bytes(buffer[:filled]),
         pending=pending,
     )

@@ -9,7 +9,7 @@ import trio.testing
 from tests.wire.net.worlds import RUN, World, member, memory_pipes
 from wire.errors import ConnectionLost, PeerIdMismatch, WireError
 from wire.hello import preferred_ciphers
-from wire.identity import Identity
+from wire.identity import Identity, PeerId
 from wire.limits import DEFAULT_LIMITS
 from wire.messages import SessionHello
 from wire.net import ByteStream, Kind, MessageStream, Peer
@@ -24,7 +24,7 @@ CIPHERS = (Cipher.AES256GCM, Cipher.CHACHA20POLY1305)
 
 
 def party(run: bytes | None = RUN) -> Local:
-    def hello(guest: bool, info: PipeInfo) -> SessionHello:
+    def hello(peer_id: PeerId, guest: bool, info: PipeInfo) -> SessionHello:
         return SessionHello(1, bytes(8), "test", (), b"", "", DEFAULT_LIMITS.stream_window_bulk_bytes, 256)
 
     return Local(

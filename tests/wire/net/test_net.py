@@ -321,7 +321,7 @@ async def test_a_connect_that_nobody_waits_for_is_given_up(autojump_clock: Clock
 def test_the_primary_is_the_same_seen_from_both_ends() -> None:
     class FakeLink:
         def __init__(self, initiator: bool, peer_id: object, draining: bool = False) -> None:
-            self.initiator, self.peer_id, self.draining = initiator, peer_id, draining
+            self.initiator, self.peer_id, self.draining, self.generation = initiator, peer_id, draining, 0
 
     low, high = sorted(Identity.generate().peer_id for _ in range(2))
     for mine in ([True, False], [False, True], [True, True], [False, False], [True, False, True]):
