@@ -38,6 +38,7 @@ LIMITS = replace(
     DEFAULT_LIMITS,
     stream_window_bulk_bytes=256 * KIB,
     connection_window_guest_bytes=256 * KIB,
+    connection_window_control_bytes=512 * KIB,
     connection_window_lane_bytes=512 * KIB,
     inbound_streams_max=8,
     inbound_backlog_max=4,

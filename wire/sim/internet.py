@@ -37,7 +37,7 @@ def seed_tasks(seed: int) -> None:
 
     Before `trio.run` or as the first thing in a test.  Lasts for the process.
     """
-    run: Any = trio._core._run  # type: ignore[attr-defined]  # there is no public way
+    run: Any = trio._core._run
     run._ALLOW_DETERMINISTIC_SCHEDULING = True
     run._r.seed(seed)
 
