@@ -146,8 +146,6 @@ class Limits:
     lane_stalled_rtts: float = 8.0
     resume_closed_s: float = 5.0  # the kernel told us of the end: a peer that lives dials again at once
     resume_silent_s: float = 60.0  # silence: its line is down, or its address has changed
-    interface_check_s: float = 5.0
-    path_ping_s: float = 2.0  # after a change of this machine's addresses a connection has so long to answer
 
     # Signed statements
     envelope_max_bytes: int = 64 * KIB

@@ -17,7 +17,8 @@ from wire.net.netevents import (
     Traffic,
 )
 from wire.net.network import Net, open_net
-from wire.net.peer import Peer, PeerStats
+from wire.net.peer import Peer
+from wire.net.primary import PeerStats
 from wire.net.ready import ReadyBytes
 from wire.net.receiver import Dropped, Received, TensorReceiver
 from wire.net.seedlist import SeedEntry, SeedList, SeedListError

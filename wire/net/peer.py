@@ -25,8 +25,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import trio
@@ -42,6 +41,7 @@ from wire.net.channels import Channels
 from wire.net.lanes import PROTOCOL as LANES
 from wire.net.lanes import Lanes
 from wire.net.link import Link
+from wire.net.primary import PeerStats, choose_primary
 from wire.net.receiver import TensorReceiver
 from wire.net.sender import TensorSender
 from wire.net.services import Service, Services, TensorService
@@ -51,33 +51,6 @@ from wire.tensor import Expectation
 log = logging.getLogger("wire.net")
 
 Reply = TypeVar("Reply")
-
-
-@dataclass(frozen=True, slots=True)
-class PeerStats:
-    """Counts since the peer was connected."""
-
-    socket_in_bytes: int  # everything, headers and tags included
-    socket_out_bytes: int
-    class_in_bytes: tuple[int, ...]  # by priority class 0..4: plaintext received
-    class_out_bytes: tuple[int, ...]  # sealed records sent
-    rtt_s: float | None
-    congestion: str  # congestion control in force
-    connections: int  # lanes included
-    lanes: int
-    resent_chunks: int
-
-
-def choose_primary(links: Sequence[Link], own: PeerId) -> Link | None:
-    """The connection that new streams use; None if all are draining.  `links` in the order in which they came."""
-    live = [link for link in links if not link.draining]
-    if not live:
-        return None
-    newest = max(link.generation for link in live)
-    live = [link for link in live if link.generation == newest]
-    lower_is_ours = own < live[0].peer_id
-    by_lower = [link for link in live if link.initiator == lower_is_ours]
-    return (by_lower or live)[-1]
 
 
 class Peer:

@@ -122,10 +122,10 @@ async def _hello(pipe: Pipe, local: Local, initiator: bool, secrets: Secrets, re
     limits = local.limits
     guest = local.run is None or secrets.peer_run is None
     bulk = bool(ticket) if initiator else secrets.hello.purpose is Purpose.BULK
-    own_hello = local.hello(secrets.peer_id, guest, pipe.info())
     window = limits.connection_window_guest_bytes if guest else limits.connection_window_control_bytes
     reservation = None if local.budget is None else local.budget.reserve(window)
     try:
+        own_hello = local.hello(secrets.peer_id, guest, pipe.info())
         session = Session(
             initiator=initiator,
             sealer=Sealer(secrets.cipher, secrets.send_key, limits),

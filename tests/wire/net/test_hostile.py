@@ -354,7 +354,7 @@ async def test_streams_opened_and_reset_in_one_segment_leave_nothing(kind: int, 
                     at += half.sealer.seal_into(number, 0x12, 1, b"", out[at:])
             await send_all(half.pipe, bytes(out[:at]))
             with trio.fail_after(10):
-                while not net.peers() or held(net).get("streams_inbound") or net.peers()[0]._unclaimed:
+                while not net.peers() or held(net).get("streams_inbound") or net.peers()[0]._channels.waiting:
                     await trio.sleep(0.005)
             assert net.counts["internal-error"] == 0
             assert not net.peers()[0].closed

@@ -19,7 +19,7 @@ from wire.identity import Identity
 from wire.limits import DEFAULT_LIMITS
 from wire.messages import Records, Want
 from wire.net import DialFailed, Net, Peer, PeerConnected, PeerLost
-from wire.net.peer import choose_primary
+from wire.net.primary import choose_primary
 
 QUESTION = Want(RUN, 3)
 Clock = trio.testing.MockClock

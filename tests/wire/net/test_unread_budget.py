@@ -12,6 +12,7 @@ from tests.wire.net.test_link import party
 from tests.wire.net.worlds import memory_pipes
 from wire.budget import UnreadBudget
 from wire.errors import Code, WireError
+from wire.identity import PeerId
 from wire.limits import DEFAULT_LIMITS
 from wire.messages import SessionHello
 from wire.net.link import Link
@@ -68,7 +69,7 @@ async def test_a_full_budget_refuses_a_new_connection_and_both_sides_know_why(au
 
 
 async def test_an_upgrade_that_fails_behind_the_handshake_keeps_nothing(autojump_clock: Clock) -> None:
-    def broken(guest: bool, info: PipeInfo) -> SessionHello:
+    def broken(peer_id: PeerId, guest: bool, info: PipeInfo) -> SessionHello:
         raise LookupError("no record yet")
 
     budget, broken_budget = UnreadBudget(64 << 20), UnreadBudget(64 << 20)
@@ -83,10 +84,10 @@ async def test_an_upgrade_that_is_cancelled_keeps_nothing(autojump_clock: Clock)
     near, far = memory_pipes(("10.0.0.1", 1), ("10.0.0.2", 2))
     async with trio.open_nursery() as nursery:
 
-        def late(guest: bool, info: PipeInfo) -> SessionHello:
+        def late(peer_id: PeerId, guest: bool, info: PipeInfo) -> SessionHello:
             seen.append(budget.used)
             nursery.cancel_scope.cancel()
-            return party().hello(guest, info)
+            return party().hello(peer_id, guest, info)
 
         nursery.start_soon(lambda: upgrade(near, party(), initiator=True))
         nursery.start_soon(lambda: upgrade(far, replace(party(), budget=budget, hello=late), initiator=False))
