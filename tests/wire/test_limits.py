@@ -18,7 +18,7 @@ def test_peer_exchange_fits_one_message() -> None:
     assert limits.exchange_records_max * (limits.peer_record_max_bytes + 3) + 16 <= limits.message_max_bytes
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Limits)])
+@pytest.mark.parametrize("name", [field.name for field in fields(Limits) if field.name != "lanes_max"])  # 0: one mixed connection
 def test_no_limit_is_zero(name: str) -> None:
     value = getattr(DEFAULT_LIMITS, name)
     zero = (0,) * len(value) if isinstance(value, tuple) else 0
