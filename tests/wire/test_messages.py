@@ -292,7 +292,7 @@ KEY = (1, 2, b"origin", 4, 0)
 GOLDEN: list[tuple[Any, str]] = [
     (
         SessionHello(1, b"bootboot", "plnode/0.1", ("chunks",), b"", "", 1 << 20, 256),
-        "9801c408626f6f74626f6f74aa706c6e6f64652f302e3191a66368756e6b73c400a0ce00100000cd0100",
+        "9901c408626f6f74626f6f74aa706c6e6f64652f302e3191a66368756e6b73c400a0ce00100000cd010000",
     ),
     (OpenBody(0, "px/1", 1, 65536, b""), "9500a470782f3101ce00010000c400"),
     (AcceptBody(65536), "91ce00010000"),
