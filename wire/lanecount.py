@@ -9,8 +9,9 @@ So the number follows what is measured and not a constant:
 
 * It starts at 1 under bbr, which does not take loss for congestion, and at 2 otherwise; at 0 within one machine, where
   nothing is lost and a second socket would only cost wake-ups.
-* When chunks have waited for `lane_wait_s` running, one more is tried.  `lane_trial_s` later it has to have brought `lane_gain`
-  over the rate before it.  Rates are means over a whole trial, since single seconds of a sawtooth differ by a third.
+* When chunks have waited for `lane_wait_s` running, the rate is taken for `lane_trial_s`, then one more is tried, and after as long
+  again it has to have brought `lane_gain`.  Both are means over the whole time, since single seconds of a sawtooth differ by a
+  third; and the wait comes first, since a slow start is faster than what it settles to: compared with that no lane would stay.
 * If it has not, it goes, and the next try is `lane_retry_s` away.  The line was full, or the other end is slow: a lane more
   would be one more to share it with.
 
@@ -25,9 +26,12 @@ from wire.limits import Limits
 
 
 class Phase(Enum):
-    """STEADY: nothing is tried.  MEASURED: chunks wait, the rate before a trial is taken.  TRIAL: the newest lane has to show."""
+    """STEADY: nothing is tried.  WAITING: chunks wait, but not for long.  MEASURED: the rate before a trial is taken.  TRIAL: the
+    newest lane has to show.
+    """
 
     STEADY = "steady"
+    WAITING = "waiting"
     MEASURED = "measured"
     TRIAL = "trial"
 
@@ -56,9 +60,12 @@ class LaneCount:
             return self.target
         if self.phase is Phase.STEADY:
             if self.target < self._most and lanes >= self.target and now >= self._quiet_until:
+                self._begin(Phase.WAITING, now, bytes_out)
+        elif self.phase is Phase.WAITING:
+            if now - self._since >= limits.lane_wait_s:
                 self._begin(Phase.MEASURED, now, bytes_out)
         elif self.phase is Phase.MEASURED:
-            if now - self._since >= limits.lane_wait_s:
+            if now - self._since >= limits.lane_trial_s:
                 self._base = (bytes_out - self._bytes) / (now - self._since)
                 self.target += 1
                 self._begin(Phase.TRIAL, now, bytes_out)

@@ -17,3 +17,13 @@ class PipeInfo:
     local: tuple[str, int]  # host and port of our end
     remote: tuple[str, int]  # host and port of the other end
     congestion: str = ""  # congestion control in force, "" if the transport has none
+
+    @property
+    def same_machine(self) -> bool:
+        """Whether both ends are on one machine, where nothing is lost and nothing takes time on the way."""
+        return same_machine(self.local[0], self.remote[0])
+
+
+def same_machine(local: str, remote: str) -> bool:
+    """Whether two numeric hosts at the ends of one connection are the same machine."""
+    return local == remote or remote == "::1" or remote.startswith("127.")

@@ -86,6 +86,14 @@ class HandshakeTimeout(WireError):
     cause: ClassVar[Cause] = NO_HANDSHAKE
 
 
+_UNHEARD = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN})
+
+
+def heard_nothing(cause: BaseException | str) -> bool:
+    """Whether what ended a connection is silence; the other errors of a socket are a FIN or RST that came."""
+    return isinstance(cause, OSError) and cause.errno in _UNHEARD
+
+
 def cause_of(error: BaseException) -> Cause:
     """The cause behind an exception of dialling or of the handshake."""
     known = getattr(error, "cause", None)

@@ -26,7 +26,6 @@ from wire.net.link import Link
 
 log = logging.getLogger("wire.net")
 
-PROTOCOL = "lane/1"
 SAMPLE_S = 0.25  # eight looks while chunks have to wait
 RETRY_S = 1.0  # between tries
 PING_QUIET_S = 1.0  # a lane with unconfirmed chunks from which nothing comes for so long is pinged
@@ -52,16 +51,14 @@ class Lanes:
         self.refused = 0  # tries in a row that failed
         info = control.pipe.info()
         self._limits = limits
-        self._count = LaneCount(
-            limits, congestion=info.congestion, same_machine=_same_machine(info.local[0], info.remote[0])
-        )
+        self._count = LaneCount(limits, congestion=info.congestion, same_machine=info.same_machine)
         self._dial = dial
         self._run = run
         self._changed = changed
         self._in_doubt = in_doubt
         self._ask = ask
         self._needed = needed
-        self._asked = 0  # by the peer, or of it
+        self._asked = 0  # what the side that does not dial wants
         self._dialling = False
         self._retry_at = 0.0
         self._pinged: dict[Link, float] = {}
@@ -133,12 +130,12 @@ class Lanes:
         waiting = any(link.session.bulk_waiting for link in links)
         target = self._count.sample(now, sent, waiting=waiting, lanes=len(usable))
         if not self.control.initiator:
-            if target > max(len(usable), self._asked):
+            if target != self._asked:
                 self._asked = target
                 nursery.start_soon(self._ask, target)
             return
         target = max(target, self._asked)
-        if len(usable) > target and self._count.target < len(usable) and not self._asked > self._count.target:
+        if len(usable) > target:
             usable[-1].goaway(Code.OK, detail="this lane brings nothing")
             self._changed()
         elif len(usable) < target and not self._dialling and now >= self._retry_at and not self.control.draining:
@@ -186,7 +183,3 @@ class Lanes:
             unanswered_s = now - self._pinged.get(link, now)
             if blocked_s >= allowed_s or unanswered_s >= allowed_s:
                 link.fail(ConnectionLost(f"no progress for {max(blocked_s, unanswered_s):.1f} s while other connections moved"))
-
-
-def _same_machine(local: str, remote: str) -> bool:
-    return local == remote or remote == "::1" or remote.startswith("127.")

@@ -11,14 +11,11 @@ What costs time in such a design is task switches, about 15 us each in trio, aga
   take at once is left to the writer.  One call takes at most `INLINE_BYTES`, so that a caller with much to send does not
   keep the loop for itself.
 * A task that waits for a stream is rescheduled directly by the event; no queue, no condition variable, no notifier task.
-* The reader and the writer go on while the pipe gives or takes, and yield after 1 MiB or 2 ms, whichever comes first.
+* The reader and the writer go on while the pipe gives or takes, and yield after 1 MiB or 2 ms.
 * Bulk is decrypted straight into the buffer that a waiting task has posted.  When it is full, its task must run before the next
-  record is opened, or that record needs memory of its own and a copy out of it: the reader gives way (`give_way`), for two rounds
-  of the scheduler, because within one trio runs tasks in random order.  It waits for nobody: a task that does not post in time
-  has its bytes kept, up to the credit.  With 256 KiB records and 1 MiB buffers a receiver needs 275 us a MiB with this, 330
-  with one round or none (`python -m bench link`).
-
-The read buffer (`wire/intake.py`) exists only after authentication; before, `upgrade.py` holds 16 KiB.
+  record is opened, or that record needs memory of its own and a copy: the reader gives way (`give_way`) for two rounds of the
+  scheduler, because within one trio runs tasks in random order.  It waits for nobody: without a buffer in time bytes are
+  kept, up to the credit.  A receiver needs 275 us a MiB with this, 330 with one round or none (`python -m bench link`).
 
 Who hears what: `Owner` (the manager) hears of the connection, a `StreamEnd` hears of its stream.  All these calls are made
 synchronously from the reader, the writer or a sender's own task: they may call the session and `kick`, and must not block.
@@ -48,23 +45,24 @@ from wire.events import (
     Writable,
 )
 from wire.identity import PeerId
-from wire.intake import READ_BYTES, Intake
+from wire.intake import Intake
 from wire.limits import Limits
 from wire.messages import SessionHello
+from wire.net.causes import heard_nothing
 from wire.net.ends import Owner, StreamEnd
+from wire.net.linger import linger
 from wire.net.transport import Pipe, unsent
+from wire.remembered import RememberedWindows
 from wire.session import Session
 from wire.tickets import Tickets
 
 # Fairness: other tasks run at least this often while bytes keep coming or going.
 YIELD_BYTES = 1 << 20
 YIELD_S = 0.002
-# The reader gives way only behind so much: two rounds cost about as much (15 us) as copying it.
-GIVE_WAY_BYTES = 64 * 1024
+GIVE_WAY_BYTES = 64 * 1024  # the reader gives way only behind so much: two rounds cost about as much (15 us) as copying it
 # One pull of the writer, and what one caller may seal inline.  64 KiB takes ~50 us to seal and send.
 PULL_BYTES = 256 * 1024
 INLINE_BYTES = 64 * 1024
-LINGER_S = 1.0  # a close waits so long for the peer to read our reason, which is a courtesy
 
 
 class Link:
@@ -84,20 +82,20 @@ class Link:
         bulk: bool,
         ticket: bytes,
         tickets: Tickets,
+        remembered: RememberedWindows,
         guest: bool,
         leftover: bytes,
         pending: list[Event],
     ) -> None:
-        self.pipe = pipe
-        self.session = session
+        self.pipe, self.session = pipe, session
         self.peer_id = peer_id
         self.initiator = initiator  # we dialled
         self.peer_run = peer_run
         self.hello = hello  # the peer's newest
         self.generation = generation  # how often the two had lost each other when it was made
-        self.bulk = bulk  # a lane, or would be one
-        self.ticket = ticket  # what the peer showed
+        self.bulk, self.ticket = bulk, ticket  # it wants to be a lane, and what the peer showed for it
         self.tickets = tickets  # for lanes that belong to this connection
+        self.remembered = remembered  # of the peer
         self.lane = 0  # its number as a lane; 0: a control connection
         self.home: Link = self  # the control connection that it belongs to
         self.guest = guest
@@ -108,19 +106,17 @@ class Link:
         self.told = False  # it ended by a FIN or RST, not in silence
         self.taken = False  # somebody runs it, or will
         self.dialled: Address | None = None  # where we reached the peer
-        self.bytes_in = 0
-        self.bytes_out = 0
+        self.bytes_in = self.bytes_out = 0
         self._used_at = trio.current_time()  # the last time a stream was opened
         self.limits = limits
         self._owner: Owner | None = None
         self._leftover = leftover
         self._pending = pending
-        self._rest: list[memoryview] = []  # sealed and not yet taken by the pipe; always sent before anything else
+        self._rest: list[memoryview] = []  # sealed and not yet taken by the pipe: first of all
         self._writer: trio.lowlevel.Task | None = None  # set while the writer sleeps
-        self._dispatching = False
+        self._dispatching = self._giving_way = False
         self._pong: trio.Event | None = None
         self._after: list[Callable[[], None]] = []
-        self._giving_way = False
         self.blocked_at: float | None = None  # since when the pipe takes nothing
         self._scope = trio.CancelScope()
         self._over = False
@@ -210,7 +206,7 @@ class Link:
 
     def goaway(self, code: Code, *, detail: str = "", retry_ms: int = 0) -> None:
         """Say goodbye: no new streams; live ones have `draining_timeout_s`, then the connection ends.  Idempotent."""
-        if self._over or self.draining:
+        if self.draining:
             return
         self.goodbye = error_for(code, local=True, detail=detail)
         self.session.goaway(code, retry_ms=retry_ms, detail=detail, now=trio.current_time())
@@ -244,7 +240,7 @@ class Link:
                         self.fail(error)
                     nursery.cancel_scope.cancel()
             if not isinstance(self.error, ConnectionLost):
-                await self._linger()
+                await linger(self.pipe, self._push_rest)
         finally:
             self.fail(ConnectionLost("this node closed the connection"))
             self.pipe.close()
@@ -311,11 +307,11 @@ class Link:
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._pipe_ended(error.__cause__ or error)
 
-    def _pipe_ended(self, cause: BaseException | str) -> None:
+    def _pipe_ended(self, cause: BaseException | str, *, told: bool = True) -> None:
         """Nothing comes or goes any more.  What arrived before stays with the streams; the session says whether it was clean."""
         if self._over:
             return
-        self.told = self.blocked_at is None or trio.current_time() - self.blocked_at < self.limits.write_stalled_s
+        self.told = told and not heard_nothing(cause)
         for end in list(self.ends.values()):  # an end may close its stream
             end.on_pipe_end()
         self.session.receive_end(cause)
@@ -335,7 +331,7 @@ class Link:
             await trio.sleep_until(min(now + 1.0, stalled, math.inf if due is None else due))
             now = trio.current_time()
             if self.blocked_at is not None and now - self.blocked_at >= self.limits.write_stalled_s:
-                self._pipe_ended(f"nothing could be sent for {self.limits.write_stalled_s:g} s")
+                self._pipe_ended(f"nothing could be sent for {self.limits.write_stalled_s:g} s", told=False)
                 return
             session.tick(now)
             self._dispatch()
@@ -343,20 +339,12 @@ class Link:
                 self.goaway(Code.IDLE)
             self.kick()
 
-    async def _linger(self) -> None:
-        """Let the peer read why: a close with unread bytes in our kernel would reset the connection and drop the reason."""
-        with trio.move_on_after(LINGER_S):
-            try:
-                while self._rest or self.session.wants_write:
-                    self._push(self._rest or self.session.pull(PULL_BYTES, trio.current_time()))
-                    if self._rest:
-                        await self.pipe.wait_writable()
-                await self.pipe.send_eof()
-                scratch = memoryview(bytearray(READ_BYTES))
-                while await self.pipe.receive_into(scratch):
-                    pass
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                return
+    def _push_rest(self) -> bool:
+        while self._rest or self.session.wants_write:
+            self._push(self._rest or self.session.pull(PULL_BYTES, trio.current_time()))
+            if self._rest:
+                return True
+        return False
 
     # -- events
 

@@ -33,6 +33,7 @@ from wire.net.peer import Peer
 from wire.net.services import Services
 from wire.net.transport import Pipe, Transport, literal
 from wire.net.upgrade import Local, upgrade
+from wire.remembered import RememberedWindows
 
 log = logging.getLogger("wire.net")
 
@@ -108,6 +109,11 @@ class Manager:
         """How often all connections to that peer were lost."""
         peer = self.peers.get(peer_id)
         return 0 if peer is None else peer.losses
+
+    def remembered(self, peer_id: PeerId) -> RememberedWindows:
+        """The windows that protocols of that peer needed last."""
+        peer = self.peers.get(peer_id)
+        return RememberedWindows() if peer is None else peer.remembered
 
     def ping_all(self) -> None:
         """Find out which connections still live."""

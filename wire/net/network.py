@@ -34,7 +34,6 @@ from wire.net.book import PeerBook
 from wire.net.exchange import PeerExchange
 from wire.net.interfaces import descriptor_limit, watch_interfaces
 from wire.net.knownpeers import KnownPeers
-from wire.net.lanes import PROTOCOL as LANES
 from wire.net.link import Link
 from wire.net.listen import Admission, accept_loop, bind_all
 from wire.net.manager import Manager
@@ -55,8 +54,8 @@ from wire.net.ownrecord import OwnRecord
 from wire.net.peer import Peer
 from wire.net.seedlist import SeedEntry, SeedList
 from wire.net.seeds import SeedKeeper, SeedState, SeedStatus
-from wire.net.services import ChannelHandler, Handler, Service, Services, TensorService, calls, serve_lanes
-from wire.net.transport import Listener, TcpTransport, Transport, literal
+from wire.net.services import ChannelHandler, Handler, Service, Services, TensorService, calls
+from wire.net.transport import Listener, TcpTransport, Transport, literal_text
 from wire.net.upgrade import Local
 from wire.pipeinfo import PipeInfo
 
@@ -116,6 +115,7 @@ class Net:
             serves=self.services.refusal,
             admit=self._admit,
             budget=process_budget(limits),
+            remembered=lambda peer_id: self.manager.remembered(peer_id),
         )
         self.manager = Manager(
             local,
@@ -142,7 +142,6 @@ class Net:
         self._keeper: SeedKeeper | None = None
         if seeds is not None:
             self._keeper = SeedKeeper(seeds, self, limits, report=self._on_seed, complain=self._complain, rng=rng)
-        self.serve(LANES, serve_lanes)
         self.serve_calls(exchange.PROTOCOL, Want, self._exchange.answer, guest=True)
 
     # -- who is there
@@ -161,7 +160,7 @@ class Net:
 
     def traffic(self) -> Traffic:
         links = [link for peer in self.manager.peers.values() for link in peer.all_links]
-        past = [peer.ended_socket for peer in self.manager.peers.values()]
+        past = [peer.tally.socket for peer in self.manager.peers.values()]
         return Traffic(
             self._ended[0] + sum(link.bytes_in for link in links) + sum(ended[0] for ended in past),
             self._ended[1] + sum(link.bytes_out for link in links) + sum(ended[1] for ended in past),
@@ -300,17 +299,13 @@ class Net:
         self._publish()
 
     def _hello(self, peer_id: PeerId, guest: bool, info: PipeInfo, generation: int | None = None) -> SessionHello:
-        try:
-            observed = str(literal(*info.remote))
-        except ValueError:
-            observed = ""
         return SessionHello(
             revision=self._record.revision,
             boot_id=self._boot_id,
             agent=self._agent,
             features=(),
             peer_record=self._record.raw,
-            observed=observed,
+            observed=literal_text(*info.remote),
             # Half of the connection: one unread stream must not stop the others.
             bulk_window=min(self.limits.stream_window_bulk_bytes, self.limits.connection_window_control_bytes // 2),
             max_streams=self.limits.inbound_streams_max,
@@ -341,8 +336,8 @@ class Net:
             self._exchange.take(hello.peer_record, peer.peer_id)
 
     def _on_lost(self, peer: Peer) -> None:
-        self._ended[0] += peer.ended_socket[0]
-        self._ended[1] += peer.ended_socket[1]
+        self._ended[0] += peer.tally.socket[0]
+        self._ended[1] += peer.tally.socket[1]
         self.book.disconnected(peer.peer_id, trio.current_time())
         self._exchange.forget(peer.peer_id)
         assert peer.reason is not None

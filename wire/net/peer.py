@@ -16,14 +16,11 @@ A peer whose last connection is lost without a goodbye is *interrupted*, not gon
 again, and calls wait.  How long depends on what ended it.  If our kernel was told (FIN, RST) a living peer dials at once, so 5 s
 suffice, and a refused dial says that the process is gone; after silence its line is down or its address has changed: 60 s.
 
-Everything that runs for a peer runs in its own nursery; the peer's death, lie or silence ends that and nothing else.  A
-handler that fails resets its stream; what nobody foresaw is logged once with its traceback here, the second of the two places in
-this package with a broad `except`.
+Everything that runs for a peer runs in its own nursery; the peer's death, lie or silence ends that and nothing else.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -38,19 +35,19 @@ from wire.limits import Limits
 from wire.messages import Key, LaneAsk, SessionHello, decode, encode
 from wire.net.bytestream import ByteStream
 from wire.net.channels import Channels
-from wire.net.lanes import PROTOCOL as LANES
 from wire.net.lanes import Lanes
 from wire.net.link import Link
-from wire.net.primary import PeerStats, choose_primary
+from wire.net.primary import PeerStats, Tally, choose_primary
 from wire.net.receiver import TensorReceiver
 from wire.net.sender import TensorSender
-from wire.net.services import Service, Services, TensorService
+from wire.net.services import LANES, Services, TensorService
 from wire.net.stream import MessageStream
+from wire.net.supervise import announce, serve
 from wire.tensor import Expectation
 
-log = logging.getLogger("wire.net")
-
 Reply = TypeVar("Reply")
+
+LOSSES_MOST = 2**32 - 1  # a u32 on the wire, and the peer says it, too
 
 
 class Peer:
@@ -72,6 +69,7 @@ class Peer:
         self.boot_id = link.hello.boot_id
         self.links: list[Link] = []  # control connections
         self.reason: WireError | None = None  # why it is gone
+        self.remembered = link.remembered  # windows that its protocols needed last
         self.losses = link.generation  # how often all connections were lost
         self.dialled: Address | None = link.dialled  # where it was reached last
         self.heard: Callable[[Peer, SessionHello], None] = lambda peer, hello: None  # a newer HELLO came
@@ -88,9 +86,7 @@ class Peer:
         self._nursery: trio.Nursery | None = None
         self._channels = Channels(limits, self._later)
         self._lanes: dict[Link, Lanes] = {}
-        self._ended_in: Counter[int] = Counter()
-        self._ended_out: Counter[int] = Counter()
-        self.ended_socket = [0, 0]
+        self.tally = Tally()  # of connections that have ended
         self.add(link)
 
     def __repr__(self) -> str:
@@ -128,25 +124,9 @@ class Peer:
 
     @property
     def stats(self) -> PeerStats:
-        class_in, class_out = Counter(self._ended_in), Counter(self._ended_out)
-        socket_in, socket_out = self.ended_socket
         links = self.all_links
-        for link in links:
-            class_in.update(dict(enumerate(link.session.bytes_in)))
-            class_out.update(dict(enumerate(link.session.bytes_out)))
-            socket_in += link.bytes_in
-            socket_out += link.bytes_out
-        return PeerStats(
-            socket_in,
-            socket_out,
-            tuple(class_in[cls] for cls in range(5)),
-            tuple(class_out[cls] for cls in range(5)),
-            self.rtt_s,
-            next((link for link in links if link.lane), self.primary or self._last).pipe.info().congestion,
-            len(links),
-            len(links) - len(self.links),
-            self._channels.resent_chunks,
-        )
+        congestion = next((link for link in links if link.lane), self.primary or self._last).pipe.info().congestion
+        return self.tally.stats(links, self.rtt_s, congestion, self._channels.resent_chunks)
 
     def gauges(self) -> dict[str, int]:
         """What is held for this peer now, over all its connections."""
@@ -333,31 +313,25 @@ class Peer:
 
     async def _run_lane(self, link: Link) -> None:
         await link.run(self)
-        self._count_ended(link)
+        self.tally.add(link)
         lanes = self._lanes.get(link.home)
         if lanes is not None:
             lanes.ended(link)
 
     async def _run_link(self, link: Link) -> None:
         await link.run(self)
-        self._count_ended(link)
+        self.tally.add(link)
         error = link.error or ConnectionLost()
         self.links.remove(link)
         self._lanes.pop(link).close(error)
         if self.links:
             self._settle()
         elif self._final is None and isinstance(error, ConnectionLost) and self._channels and not link.guest:
-            self.losses = max(self.losses, link.generation) + 1
+            self.losses = min(max(self.losses, link.generation) + 1, LOSSES_MOST)
             self._back = trio.Event()
             self._interrupted(self, error, self._limits.resume_closed_s if link.told else self._limits.resume_silent_s)
         else:
             self.end(self._final or error)
-
-    def _count_ended(self, link: Link) -> None:
-        self._ended_in.update(dict(enumerate(link.session.bytes_in)))
-        self._ended_out.update(dict(enumerate(link.session.bytes_out)))
-        self.ended_socket[0] += link.bytes_in
-        self.ended_socket[1] += link.bytes_out
 
     def end(self, reason: WireError) -> None:
         """Nothing of the peer is left; whoever waits is told why.  Idempotent, the first reason stays."""
@@ -409,34 +383,10 @@ class Peer:
         else:
             link.session.accept(event.stream)
             stream = (MessageStream if event.kind is Kind.MESSAGE else ByteStream)(link, event.stream, event.protocol)
-            self._nursery.start_soon(self._serve, service, stream)
+            self._nursery.start_soon(serve, self, service, stream, self._counts)
 
     def _channel_opened(self, link: Link, event: StreamOpened, service: TensorService) -> None:
         new = self._channels.opened(link, event)
         self._want_lanes()
         if new is not None and service.handler is not None and self._nursery is not None:
-            self._nursery.start_soon(self._announce, service.handler, event)
-
-    async def _announce(self, handler: Callable[[Peer, bytes], object], event: StreamOpened) -> None:
-        try:
-            await handler(self, event.meta)  # type: ignore[misc]
-        except WireError as error:
-            log.debug("%s: channel handler: %s", event.protocol, error)
-        except Exception:
-            self._failed(event.protocol)
-
-    async def _serve(self, service: Service, stream: MessageStream | ByteStream) -> None:
-        """The supervisor of one accepted stream: whatever its handler raises ends this stream and nothing else."""
-        try:
-            async with stream:
-                await service.handler(self, stream)
-        except (trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError):
-            pass  # the peer left in mid-conversation: the stream is reset already
-        except WireError as error:
-            self._counts[f"stream-{error.code.name.lower()}"] += 1
-        except Exception:
-            self._failed(stream.protocol)
-
-    def _failed(self, protocol: str) -> None:
-        self._counts["internal-error"] += 1
-        log.exception("the handler of %s failed for peer %s", protocol, self.peer_id)
+            self._nursery.start_soon(announce, self, service.handler, event, self._counts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,3 +35,39 @@ def choose_primary(links: Sequence[Link], own: PeerId) -> Link | None:
     lower_is_ours = own < live[0].peer_id
     by_lower = [link for link in live if link.initiator == lower_is_ours]
     return (by_lower or live)[-1]
+
+
+class Tally:
+    """Bytes of the connections that have ended; with those that stand it gives the peer's figures."""
+
+    def __init__(self) -> None:
+        self._in: Counter[int] = Counter()
+        self._out: Counter[int] = Counter()
+        self.socket = [0, 0]  # in, out
+
+    def add(self, link: Link) -> None:
+        """A connection has ended."""
+        self._in.update(dict(enumerate(link.session.bytes_in)))
+        self._out.update(dict(enumerate(link.session.bytes_out)))
+        self.socket[0] += link.bytes_in
+        self.socket[1] += link.bytes_out
+
+    def stats(self, links: Sequence[Link], rtt_s: float | None, congestion: str, resent_chunks: int) -> PeerStats:
+        """With the connections that stand."""
+        total = Tally()
+        total._in.update(self._in)
+        total._out.update(self._out)
+        total.socket = list(self.socket)
+        for link in links:
+            total.add(link)
+        return PeerStats(
+            total.socket[0],
+            total.socket[1],
+            tuple(total._in[cls] for cls in range(5)),
+            tuple(total._out[cls] for cls in range(5)),
+            rtt_s,
+            congestion,
+            len(links),
+            sum(1 for link in links if link.lane),
+            resent_chunks,
+        )

@@ -29,6 +29,9 @@ Handler = Callable[["Peer", MessageStream | ByteStream], Awaitable[None]]
 ChannelHandler = Callable[["Peer", bytes], Awaitable[None]]
 
 
+LANES = "lane/1"  # one LaneAsk and no answer; every node offers it
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
     """A protocol of conversations.  The stream is closed when `handler` returns, reset with the code of a WireError it raises."""
@@ -50,7 +53,7 @@ class Services:
     """The table.  Registering a name twice is a mistake of ours."""
 
     def __init__(self) -> None:
-        self._table: dict[str, Service | TensorService] = {}
+        self._table: dict[str, Service | TensorService] = {LANES: Service(_hear_lanes)}
 
     def add(self, protocol: str, service: Service | TensorService) -> None:
         if protocol in self._table:
@@ -79,8 +82,7 @@ class Services:
         return None
 
 
-async def serve_lanes(peer: Peer, stream: MessageStream | ByteStream) -> None:
-    """`lane/1`: one message, no answer."""
+async def _hear_lanes(peer: Peer, stream: MessageStream | ByteStream) -> None:
     if isinstance(stream, MessageStream):
         peer.asked_for_lanes(decode(await stream.receive(), LaneAsk).count)
 

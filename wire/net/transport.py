@@ -39,7 +39,7 @@ from typing import Protocol
 import trio
 
 from wire.address import Address
-from wire.pipeinfo import PipeInfo
+from wire.pipeinfo import PipeInfo, same_machine
 
 # Buffers in one sendmsg call: the kernel's IOV_MAX (POSIX asks for >= 16, Linux and the BSDs give 1024).
 MAX_BUFFERS = 1024
@@ -125,6 +125,14 @@ def literal(host: str, port: int) -> Address:
     return Address(host.partition("%")[0], port)
 
 
+def literal_text(host: str, port: int) -> str:
+    """The same as text; empty if the host is no numeric address, as on other transports than TCP."""
+    try:
+        return str(literal(host, port))
+    except ValueError:
+        return ""
+
+
 def unsent_most(bytes_per_s: float) -> int:
     """Unsent bytes that a socket may hold at this rate: a power of two, so that it changes rarely."""
     most = NOTSENT_LOWAT_BYTES
@@ -135,8 +143,7 @@ def unsent_most(bytes_per_s: float) -> int:
 
 def _congestion(local: str, remote: str) -> str:
     """The congestion control to ask for between two hosts; see the module."""
-    here = local == remote or remote == "::1" or remote.startswith("127.")
-    return "cubic" if here else "bbr"
+    return "cubic" if same_machine(local, remote) else "bbr"
 
 
 def _plain(name: object) -> tuple[str, int]:

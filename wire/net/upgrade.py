@@ -37,6 +37,7 @@ from wire.net.transport import Pipe, send_all
 from wire.noise import Cipher
 from wire.pipeinfo import PipeInfo
 from wire.records import Opener, Sealer
+from wire.remembered import RememberedWindows
 from wire.session import Session
 from wire.tickets import Tickets
 
@@ -60,6 +61,8 @@ class Local:
     admit: Callable[[Hello], Refusal | None] | None = None
     # what all connections together may promise to hold; None: not counted
     budget: UnreadBudget | None = None
+    # what protocols of a peer needed last; one table a peer, over all its connections
+    remembered: Callable[[PeerId], RememberedWindows] = lambda peer_id: RememberedWindows()
 
 
 async def upgrade(
@@ -138,6 +141,7 @@ async def _hello(pipe: Pipe, local: Local, initiator: bool, secrets: Secrets, re
             wall_offset_s=time.time() - trio.current_time(),
             window_bytes=window,
             reservation=reservation,
+            remembered=(remembered := local.remembered(secrets.peer_id)),
         )
     except BaseException:
         if reservation is not None:
@@ -192,6 +196,7 @@ async def _hello(pipe: Pipe, local: Local, initiator: bool, secrets: Secrets, re
         generation=max(own_hello.generation, heard.hello.generation),
         bulk=bulk,
         ticket=secrets.ticket,
+        remembered=remembered,
         tickets=Tickets(secrets.export(b"lane"), limits),
         leftover=bytes(buffer[:filled]),
         pending=pending,

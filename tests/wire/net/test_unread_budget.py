@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 
 import pytest
@@ -9,12 +10,13 @@ import trio
 import trio.testing
 
 from tests.wire.net.test_link import party
-from tests.wire.net.worlds import memory_pipes
+from tests.wire.net.worlds import World, member, memory_pipes
 from wire.budget import UnreadBudget
 from wire.errors import Code, WireError
 from wire.identity import PeerId
 from wire.limits import DEFAULT_LIMITS
 from wire.messages import SessionHello
+from wire.net.causes import heard_nothing
 from wire.net.link import Link
 from wire.net.transport import Pipe
 from wire.net.upgrade import Local, upgrade
@@ -94,3 +96,27 @@ async def test_an_upgrade_that_is_cancelled_keeps_nothing(autojump_clock: Clock)
     assert nursery.cancel_scope.cancelled_caught
     assert seen == [CONTROL], "it was reserved before the HELLO"
     assert budget.used == 0
+
+
+async def test_what_a_protocol_needed_is_remembered_over_connections(autojump_clock: Clock) -> None:
+    world = World()
+    async with member(world, "10.0.0.1") as a, member(world, "10.0.0.2") as b:
+        peer = await a.dial(b.addresses[0])
+        peer.remembered.put("big", 8 << 20)
+        peer.sender("t", b"edge")
+        await trio.sleep(2)
+        assert len(peer.all_links) > 1 and all(link.remembered is peer.remembered for link in peer.all_links)
+        assert b.peers()[0].remembered.get("big") == 0, "it is this side's knowledge"
+
+
+@pytest.mark.parametrize(
+    ("cause", "silent"),
+    [
+        (OSError(errno.ETIMEDOUT, ""), True),
+        (OSError(errno.EHOSTUNREACH, ""), True),
+        (OSError(errno.ECONNRESET, ""), False),
+        ("the peer closed the connection without a goodbye", False),
+    ],
+)
+def test_silence_is_told_from_an_end_that_was_heard(cause: OSError | str, silent: bool) -> None:
+    assert heard_nothing(cause) is silent
