@@ -326,7 +326,7 @@ class Peer:
         self._lanes.pop(link).close(error)
         if self.links:
             self._settle()
-        elif self._final is None and isinstance(error, ConnectionLost) and self._channels and not link.guest:
+        elif self._final is None and _may_come_back(error) and self._channels and not link.guest:
             self.losses = min(max(self.losses, link.generation) + 1, LOSSES_MOST)
             self._back = trio.Event()
             self._interrupted(self, error, self._limits.resume_closed_s if link.told else self._limits.resume_silent_s)
@@ -390,3 +390,8 @@ class Peer:
         self._want_lanes()
         if new is not None and service.handler is not None and self._nursery is not None:
             self._nursery.start_soon(announce, self, service.handler, event, self._counts)
+
+
+def _may_come_back(error: WireError) -> bool:
+    """Lost without a goodbye; or the loser of two connections, whose winner was lost while it drained."""
+    return isinstance(error, ConnectionLost) or error.code is Code.SUPERSEDED
