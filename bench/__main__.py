@@ -50,7 +50,7 @@ def link(lab: bool, quick: bool, as_json: bool, history: str, seconds: float | N
     """One stream between two processes, beside others in the same run.
 
     On loopback beside raw TCP, bare AEAD frames, TLS 1.3, py-libp2p and gRPC: what a byte costs. With --lab on lines with a rate, a
-    delay and loss, beside iperf3, gRPC, py-libp2p and hivemind's p2p: what a line carries (some seven minutes; --quick one minute; any
+    delay and loss, beside iperf3, gRPC, py-libp2p and hivemind's p2p: what a line carries (some nine minutes; --quick one minute; any
     of the options below measures just the points that they name).
     """
     if lab:

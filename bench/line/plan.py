@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from bench.lab import Network
-from bench.link import settings
 
 __all__ = ["SIZES", "TENSOR_BYTES", "LinePlan", "Point", "Runner", "payload_mbit"]
 
@@ -70,7 +69,7 @@ class LinePlan:
 
     @classmethod
     def full(cls) -> LinePlan:
-        """Some seven minutes: the points of the requirements, and what explains them."""
+        """Some nine minutes: the points of the requirements, and what explains them."""
         one, four = Runner("plnode", "tensor", 1), Runner("plnode", "tensor", 4)
         mixed = Runner("plnode", "1m", 0)
         clean, lossy = Point(), Point(loss_percent=0.1)
@@ -81,6 +80,7 @@ class LinePlan:
                 (lossy, (mixed, one, four, *RIVALS)),
                 (replace(lossy, congestion="bbr"), (one, four, RIVALS[0])),
                 (replace(clean, congestion="bbr"), (mixed, one)),
+                (Point(loss_percent=1.0, congestion="bbr"), (one, four, RIVALS[0])),
                 (Point(rate_mbit=1000.0, rtt_ms=20.0), (one, four, RIVALS[0])),
             )
         )
@@ -122,9 +122,5 @@ class LinePlan:
 
 
 def _merged(*turns: tuple[Point, Iterable[Runner]]) -> tuple[tuple[Point, tuple[Runner, ...]], ...]:
-    """Without what would be measured twice: where there are no lanes yet, every number of them is the one mixed connection."""
-    if settings.lanes_known():
-        return tuple((point, tuple(dict.fromkeys(runners))) for point, runners in turns)
-    return tuple(
-        (point, tuple(dict.fromkeys(replace(r, lanes=0) if r.name == "plnode" else r for r in runners))) for point, runners in turns
-    )
+    """Without what would be measured twice."""
+    return tuple((point, tuple(dict.fromkeys(runners))) for point, runners in turns)

@@ -151,7 +151,7 @@ async def call(peer: Peer) -> float:
 def counts(peer: Peer) -> dict[str, float]:
     """What our node counts beyond bytes, as far as this version does."""
     stats = peer.stats
-    return {"connections": stats.connections}
+    return {"connections": stats.connections, "resent": stats.resent_chunks}
 
 
 class Plnode:

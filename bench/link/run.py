@@ -155,8 +155,9 @@ def _bars(measured: Mapping[str, _Measured]) -> list[Bar]:
     ours = rate("plnode")
     cost = measured["plnode"].costs[mebibyte] if "plnode" in measured else []
     return [
-        Bar("stream at 1 MiB, plnode / py-libp2p", ratios(ours, rate("py-libp2p")), at_least=4.0),
-        Bar("stream at 1 MiB, plnode / trio-aead", ratios(ours, rate("trio-aead")), at_least=0.5),
+        Bar("stream at 1 MiB, plnode / py-libp2p", ratios(ours, rate("py-libp2p")), at_least=6.0),
+        Bar("stream at 1 MiB, plnode / trio-aead", ratios(ours, rate("trio-aead")), at_least=0.65),
+        Bar("stream at 1 MiB, plnode / grpc-tls", ratios(ours, rate("grpc-tls")), at_least=1.0),
         Bar("round trip p50, plnode / trio-tcp", ratios(trips("plnode"), trips("trio-tcp")), at_most=3.0),
         Bar("stream at 1 MiB, plnode: CPU ms per MB, both ends", cost, at_most=1.2),
     ]

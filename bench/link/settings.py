@@ -2,19 +2,17 @@
 
 `BENCH_LISTEN`: the address a server binds and a client is told (loopback).  `BENCH_CONGESTION`: the congestion control of every
 socket that can be reached (cubic, for the reason given in `sockets.py`).  `BENCH_LANES`: how many bulk connections a pair of our
-nodes may have, 0 for one connection that carries everything; unset for the node's own choice.
+nodes has from the start, 0 for one connection that carries everything; unset for the node's own choice, which needs half a minute.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from wire.limits import DEFAULT_LIMITS, Limits
 
-__all__ = ["LANES_FIELD", "congestion", "environment", "lanes_known", "limits", "listen_host"]
-
-LANES_FIELD = "lanes_max"
+__all__ = ["congestion", "environment", "limits", "listen_host"]
 
 
 def listen_host() -> str:
@@ -27,15 +25,13 @@ def congestion() -> str:
     return os.environ.get("BENCH_CONGESTION", "cubic")
 
 
-def lanes_known() -> bool:
-    """Whether this version of our protocol has lanes at all."""
-    return any(field.name == LANES_FIELD for field in fields(Limits))
-
-
 def limits() -> Limits:
-    """The node's limits, with the number of lanes that was asked for.  Without lanes there is nothing to choose."""
+    """The node's limits, with the number of lanes that was asked for."""
     wanted = os.environ.get("BENCH_LANES", "")
-    return replace(DEFAULT_LIMITS, **{LANES_FIELD: int(wanted)}) if wanted and lanes_known() else DEFAULT_LIMITS
+    if not wanted:
+        return DEFAULT_LIMITS
+    lanes, start = int(wanted), max(1, int(wanted))  # how many there may be cuts off what there are to be at the start
+    return replace(DEFAULT_LIMITS, lanes_max=lanes, lanes_start=start, lanes_start_bbr=start)
 
 
 def environment(listen: str, congestion: str, lanes: int | None) -> list[str]:
