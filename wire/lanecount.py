@@ -39,9 +39,10 @@ class Phase(Enum):
 class LaneCount:
     """`sample` a few times a second while a channel exists; `target` is how many lanes there should be."""
 
-    def __init__(self, limits: Limits, *, congestion: str, same_machine: bool) -> None:
+    def __init__(self, limits: Limits, *, congestion: str, same_machine: bool, relayed: bool = False) -> None:
+        """`relayed`: one bulk connection beside the control connection, and never another: the relay's rate is shared by pair."""
         self._limits = limits
-        most = limits.lanes_max
+        most = min(1, limits.lanes_max) if relayed else limits.lanes_max
         start = limits.lanes_start_bbr if congestion.startswith("bbr") else limits.lanes_start
         self.target = 0 if same_machine else min(start, most)
         self._most = 0 if same_machine else most

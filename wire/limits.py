@@ -116,6 +116,7 @@ class Limits:
     dial_timeout_s: float = 5.0  # one attempt
     dial_stagger_s: float = 0.25  # RFC 8305
     dial_stagger_private_s: float = 0.03
+    dial_stagger_circuit_s: float = 0.5  # a direct connection costs nobody else's line
     dial_backoff_base_s: float = 5.0  # 5 s + 1 s * n^2
     dial_backoff_max_s: float = 300.0
 

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from wire.identity import PeerId
+
 
 @dataclass(frozen=True, slots=True)
 class PipeInfo:
-    """Hosts are numeric, without a zone id."""
+    """Hosts are numeric, without a zone id; empty in a circuit."""
 
     kind: str  # "tcp", or what another transport calls itself
     local: tuple[str, int]  # host and port of our end
     remote: tuple[str, int]  # host and port of the other end
     congestion: str = ""  # congestion control in force, "" if the transport has none
+    relay: PeerId | None = None  # through whom it goes; then `local` and `remote` name no hosts
+    punched: bool = False  # both sides dialled at once through their routers
 
     @property
     def same_machine(self) -> bool:
         """Whether both ends are on one machine, where nothing is lost and nothing takes time on the way."""
-        return same_machine(self.local[0], self.remote[0])
+        return self.relay is None and same_machine(self.local[0], self.remote[0])
 
 
 def same_machine(local: str, remote: str) -> bool:

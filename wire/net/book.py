@@ -77,7 +77,7 @@ class PeerBook:
         return tuple(entry.record for entry in self._entries.values() if entry.record is not None)
 
     def addresses(self, peer_id: PeerId) -> tuple[Address, ...]:
-        """Where to dial a peer: the places of its record that our scope allows, those that worked last first, then hints."""
+        """Where to dial a peer: what its record names and our scope allows, those that worked last first, then hints, then circuits."""
         entry = self._entries.get(peer_id)
         if entry is None:
             return ()
@@ -85,7 +85,13 @@ class PeerBook:
         usable = [address.with_peer(None) for address in named if address.relay is None and may_dial(address, self._scope)]
         usable.sort(key=lambda address: -entry.hints.get(address, 0.0))
         hints = sorted(entry.hints, key=lambda address: -entry.hints[address])
-        return tuple(dict.fromkeys([*usable, *hints]))[: self._limits.addresses_per_peer_max]
+        circuits = [address for address in named if address.relay not in (None, self._own) and may_dial(address, self._scope)]
+        return tuple(dict.fromkeys([*usable, *hints, *circuits]))[: self._limits.addresses_per_peer_max]
+
+    def vouchers(self, peer_id: PeerId) -> tuple[bytes, ...]:
+        """Those of its record: what relays have promised to it, and what they want to see of whoever calls."""
+        entry = self._entries.get(peer_id)
+        return () if entry is None or entry.record is None else entry.record.record.vouchers
 
     # -- what we hear
 
@@ -117,7 +123,7 @@ class PeerBook:
         entry.connected, entry.lost, entry.failures, entry.heard_at = True, False, 0, now
         if run is not None:
             entry.run = run
-        if address is not None and address.is_literal:
+        if address is not None and address.is_literal and address.relay is None:
             entry.hints[address.with_peer(None)] = now_unix
             while len(entry.hints) > self._limits.addresses_per_peer_max:
                 del entry.hints[min(entry.hints, key=lambda item: entry.hints[item])]
@@ -230,9 +236,9 @@ class PeerBook:
 
 
 def _network(addresses: Sequence[Address]) -> str | None:
-    """The /16 (IPv6: /32) of the first literal address."""
+    """The /16 (IPv6: /32) of the first literal address that is the peer's own."""
     for address in addresses:
-        if address.is_literal:
+        if address.is_literal and address.relay is None:
             ip = ipaddress.ip_address(address.host.partition("%")[0])
             return str(ipaddress.ip_network((ip, 16 if ip.version == 4 else 32), strict=False))
     return None

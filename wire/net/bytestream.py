@@ -7,11 +7,16 @@ straight into it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import trio
 
 from wire.events import Kind
 from wire.net.link import Link
 from wire.net.stream import RECEIVE_BYTES, StreamTask
+
+# One piece of `send_now`: what one caller may seal inline (link.py).
+SEND_NOW_BYTES = 64 * 1024
 
 
 class ByteStream(StreamTask, trio.abc.HalfCloseableStream):
@@ -59,6 +64,36 @@ class ByteStream(StreamTask, trio.abc.HalfCloseableStream):
             if self._error is None:
                 session.copy_unsent(number)
             raise
+
+    def send_now(self, views: Sequence[memoryview]) -> int:
+        """Send from the front of `views` what goes without waiting, copied; returns the number of bytes, possibly 0.
+
+        Nothing is taken while a part of the last call waits to be sealed.  Raises as `send_all`.
+        """
+        self._check_sender()
+        session, number = self._session, self.number
+        room = 0 if session.unsent(number) else min(session.sendable(number, 1), SEND_NOW_BYTES)
+        if not room:
+            return 0
+        parts, size = [], 0
+        for view in views:
+            parts.append(view[: room - size])
+            size += len(parts[-1])
+            if size == room:
+                break
+        data = b"".join(parts)
+        if data:
+            session.send(number, memoryview(data), now=trio.current_time())
+            self._link.kick()
+        return len(data)
+
+    async def wait_send_now(self) -> None:
+        """Wait until `send_now` may take more.  Raises as `send_all`; a cancel changes nothing."""
+        self._check_sender()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        session, number = self._session, self.number
+        while session.unsent(number) or not session.sendable(number, 1):
+            await self._wait_sent()
 
     async def wait_send_all_might_not_block(self) -> None:
         """Wait until there is credit for a byte."""

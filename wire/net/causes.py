@@ -100,7 +100,8 @@ def cause_of(error: BaseException) -> Cause:
     if isinstance(known, Cause):
         return known
     if isinstance(error, ConnectionLost):
-        return cause_of(error.cause) if isinstance(error.cause, OSError) else Cause("lost", str(error.cause), OTHER_PROGRAM)
+        inner = error.cause
+        return cause_of(inner) if isinstance(inner, (OSError, WireError)) else Cause("lost", str(inner), OTHER_PROGRAM)
     if isinstance(error, WireError):
         kind, words, help_text = _BY_CODE.get(error.code, (error.code.name.lower().replace("_", "-"), str(error), ""))
         if error.detail and error.detail not in words:

@@ -10,6 +10,7 @@ Differences from the RFC, and why:
 * An attempt counts as successful when the peer is *authenticated*, not when TCP connects.  A stranger that now has a
   peer's old address must not end the race, and a machine that accepts and then says nothing must not either.
 * A private address gets only 30 ms before the next one starts: it answers within the house or not at all.
+* Circuits through relays come last, half a second after the direct addresses: a direct connection costs nobody else's line.
 * What failed lately goes to the end (RFC 8305 section 4: "historical data"), and what failed very lately is not tried at
   all: back-off of 5 s + 1 s x n^2 after the n-th failure in a row, at most 5 min, *per address* (go-libp2p's constants).
   It is forgotten on one success, on a newer record of the peer, and when that peer dials us (FIND-11).
@@ -21,6 +22,7 @@ The order is `plan_dial`, a pure function of its arguments; `race` carries it ou
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -31,6 +33,7 @@ from wire.address import Address, AddressClass, Scope
 from wire.errors import Code, WireError
 from wire.limits import Limits
 from wire.net.causes import OUTRUN, Cause, cause_of
+from wire.net.transport import Pipe, Transport
 
 T = TypeVar("T")
 
@@ -132,7 +135,8 @@ class DialRate:
 
 
 def _key(address: Address) -> str:
-    return f"{address.host} {address.port}"
+    place = f"{address.host} {address.port}"
+    return place if address.relay is None else f"{place} {address.peer_id}"
 
 
 def plan_dial(
@@ -140,19 +144,23 @@ def plan_dial(
 ) -> tuple[tuple[Attempt, ...], tuple[HeldBack, ...]]:
     """What to try in which order with which delays, and what not to try now.
 
-    Addresses of the same host and port are tried once.  Of the rest those without a failure come first; within each half
+    Addresses of the same host and port are tried once, circuits after all others.  Of the rest those without a failure come first; within each half
     the families alternate, beginning with the family of the first candidate.
     """
     unique = list({_key(address): address for address in candidates}.values())
     held = [found for address in unique if (found := backoff.held_back(address, now)) is not None]
     waiting = {_key(found.address) for found in held}
     ready = [address for address in unique if _key(address) not in waiting]
-    fresh = interleave([address for address in ready if not backoff.count(address)])
-    stale = interleave(sorted((address for address in ready if backoff.count(address)), key=backoff.count))
+    direct = [address for address in ready if address.relay is None]
+    circuits = [address for address in ready if address.relay is not None]
+    fresh = interleave([address for address in direct if not backoff.count(address)])
+    stale = interleave(sorted((address for address in direct if backoff.count(address)), key=backoff.count))
     attempts: list[Attempt] = []
-    for address in fresh + stale:
+    for address in fresh + stale + sorted(circuits, key=backoff.count):
         if not attempts:
             delay_s = 0.0
+        elif address.relay is not None and attempts[-1].address.relay is None:
+            delay_s = limits.dial_stagger_circuit_s
         elif attempts[-1].address.scope_class in NEAR:
             delay_s = limits.dial_stagger_private_s
         else:
@@ -174,6 +182,17 @@ def interleave(addresses: Sequence[Address]) -> list[Address]:
     for index in range(max(map(len, queues))):
         result += [queue[index] for queue in queues if index < len(queue)]
     return result
+
+
+async def dial_from(transport: Transport, address: Address, local_port: int) -> Pipe:
+    """Dial from that port if it can be, else from any: a connection between the two ports may linger."""
+    if local_port:
+        try:
+            return await transport.dial(address, local_port=local_port)
+        except OSError as error:
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
+                raise
+    return await transport.dial(address)
 
 
 class DialFailed(WireError):

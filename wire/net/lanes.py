@@ -51,7 +51,7 @@ class Lanes:
         self.refused = 0  # tries in a row that failed
         info = control.pipe.info()
         self._limits = limits
-        self._count = LaneCount(limits, congestion=info.congestion, same_machine=info.same_machine)
+        self._count = LaneCount(limits, congestion=info.congestion, same_machine=info.same_machine, relayed=info.relay is not None)
         self._dial = dial
         self._run = run
         self._changed = changed

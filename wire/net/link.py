@@ -311,7 +311,8 @@ class Link:
         """Nothing comes or goes any more.  What arrived before stays with the streams; the session says whether it was clean."""
         if self._over:
             return
-        self.told = told and not heard_nothing(cause)
+        # The end of a circuit says something about the relay, nothing about the peer.
+        self.told = told and not heard_nothing(cause) and self.pipe.info().relay is None
         for end in list(self.ends.values()):  # an end may close its stream
             end.on_pipe_end()
         self.session.receive_end(cause)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
@@ -27,12 +27,14 @@ from wire.events import GoAwayReceived, HelloReceived, StreamOpened
 from wire.identity import PeerId
 from wire.limits import Limits
 from wire.net.causes import Cause
-from wire.net.dial import BackOff, DialFailed, DialRate, plan_dial, race
+from wire.net.dial import BackOff, DialFailed, DialRate, dial_from, plan_dial, race
+from wire.net.firstbytes import Greeted, read_greeting
 from wire.net.link import Link
 from wire.net.peer import Peer
 from wire.net.services import Services
 from wire.net.transport import Pipe, Transport, literal
 from wire.net.upgrade import Local, upgrade
+from wire.pipeinfo import PipeInfo
 from wire.remembered import RememberedWindows
 
 log = logging.getLogger("wire.net")
@@ -67,7 +69,10 @@ class Manager:
         connected: Callable[[Peer, Link], None],
         lost: Callable[[Peer], None],
         dialled: Callable[[PeerId, bool], None],
+        circuit: Callable[[PeerId, PeerId, bool, Address | None], Awaitable[Pipe]],
+        local_port: Callable[[Address, PeerId | None, bool], int],
     ) -> None:
+        """`circuit(relay, target, bulk, at)` opens one, `at` being the relay's place; `local_port(address, who, is_seed)`: the port to dial from, 0 for any."""
         self.peers: dict[PeerId, Peer] = {}
         self.backoff = BackOff(limits)
         self.counts: Counter[str] = Counter()
@@ -82,6 +87,9 @@ class Manager:
         self._connected = connected
         self._lost = lost
         self._dialled = dialled
+        self._circuit = circuit
+        self._local_port = local_port
+        self.greetings: dict[bytes, Greeted] = {}  # who takes inbound pipes that begin otherwise than a session
         self._dialling: dict[PeerId, _Shared] = {}
         self._nursery: trio.Nursery | None = None
         self._closing = False
@@ -125,8 +133,15 @@ class Manager:
 
     async def accept(self, pipe: Pipe) -> None:
         """Serve an inbound pipe up to its place among the peers.  A handshake that fails is a count, not an error."""
+        others = self.greetings if pipe.info().relay is None else {}
         try:
-            link = await upgrade(pipe, self._local, initiator=False)
+            first = b""
+            if others:
+                first = await read_greeting(pipe, frozenset(others), deadline_s=self._limits.handshake_timeout_s)
+                if first in others:
+                    await others[first](pipe)
+                    return
+            link = await upgrade(pipe, self._local, initiator=False, first=first)
         except WireError as error:
             self.counts[f"handshake-{error.code.name.lower()}"] += 1
             log.debug("inbound handshake from %s: %s", pipe.info().remote, error)
@@ -178,23 +193,22 @@ class Manager:
             shared.done.set()
 
     async def dial(
-        self, addresses: Sequence[Address], *, expected: PeerId | None, target: str, patient: bool = False
+        self, addresses: Sequence[Address], *, expected: PeerId | None, target: str, patient: bool = False, seed: bool = False
     ) -> Peer:
         """Dial these addresses as one peer; the first authenticated wins.
 
-        `patient`: the caller has a rhythm of its own, so that back-off only sorts the addresses.  Raises `DialFailed`.
+        `patient`: the caller has a rhythm of its own, so that back-off only sorts the addresses.  `seed`: it is one.  Raises `DialFailed`.
         A cancel leaves no connection behind.
         """
         now = trio.current_time()
         literals: list[Address] = []
         failed: dict[Address, Cause] = {}
         for address in addresses:
-            if address.relay is None:
-                literals += await self._resolve(address, failed)
+            literals += await self._resolve(address, failed)
         attempts, held = plan_dial(literals, self.backoff, float("inf") if patient else now, self._limits)
 
         async def attempt(address: Address) -> tuple[Address, Link]:
-            return address, await self._attempt(address, expected or address.peer_id)
+            return address, await self._attempt(address, expected or address.peer_id, seed)
 
         found = await race(
             attempts,
@@ -222,10 +236,14 @@ class Manager:
             failed[address] = Cause("name", f"the name cannot be resolved ({error})", "check the name and this machine's DNS")
             return ()
 
-    async def _attempt(self, address: Address, expected: PeerId | None) -> Link:
+    async def _attempt(self, address: Address, expected: PeerId | None, seed: bool) -> Link:
+        if address.relay is not None:
+            assert address.peer_id is not None
+            pipe = await self._circuit(address.relay, address.peer_id, False, address)
+            return await upgrade(pipe, self._local, initiator=True, expected=address.peer_id)
         await trio.sleep(self._rate.delay_s(address, trio.current_time()))
         with trio.fail_after(self._limits.dial_timeout_s):
-            pipe = await self._transport.dial(address)
+            pipe = await dial_from(self._transport, address, self._local_port(address, expected, seed))
         return await upgrade(pipe, self._local, initiator=True, expected=expected)
 
     # -- who stays
@@ -293,9 +311,12 @@ class Manager:
 
     async def _dial_lane(self, control: Link, ticket: bytes) -> Link:
         """A bulk connection to where a control connection of ours leads."""
-        host, port = control.pipe.info().remote
+        info = control.pipe.info()
         with trio.fail_after(self._limits.dial_timeout_s):
-            pipe = await self._transport.dial(literal(host, port))
+            if info.relay is None:
+                pipe = await self._transport.dial(literal(*info.remote))
+            else:
+                pipe = await self._circuit(info.relay, control.peer_id, True, None)
         return await upgrade(pipe, self._local, initiator=True, expected=control.peer_id, ticket=ticket)
 
     def _interrupted(self, peer: Peer, cause: WireError, grace_s: float) -> None:
@@ -338,14 +359,13 @@ class Manager:
         """Too many connections from one address: one router may hide a lab, but not a crowd."""
         if link.initiator or self._crowds_allowed:
             return False
-        host = link.pipe.info().remote[0]
-        limits = self._limits
+        info, limits = link.pipe.info(), self._limits
         most = limits.connections_per_ip_guests if link.guest else limits.connections_per_ip_members
         same = (
             other
             for peer in self.peers.values()
             for other in peer.all_links
-            if not other.initiator and other.guest == link.guest and other.pipe.info().remote[0] == host
+            if not other.initiator and other.guest == link.guest and _place(other.pipe.info()) == _place(info)
         )
         return sum(1 for _ in same) >= most
 
@@ -355,6 +375,11 @@ class Manager:
         link.taken = True
         self._nursery.start_soon(link.run, _Nobody())
         link.goaway(code)
+
+
+def _place(info: PipeInfo) -> str:
+    """Where a connection comes from, for counting: a host, or a relay."""
+    return info.remote[0] if info.relay is None else str(info.relay)
 
 
 class _Nobody:

@@ -30,6 +30,7 @@ from wire.identity import Identity, PeerId
 from wire.limits import DEFAULT_LIMITS, Limits
 from wire.messages import SessionHello, Want
 from wire.net import exchange
+from wire.net.access import Access
 from wire.net.book import PeerBook
 from wire.net.exchange import PeerExchange
 from wire.net.interfaces import descriptor_limit, watch_interfaces
@@ -52,6 +53,7 @@ from wire.net.netevents import (
 )
 from wire.net.ownrecord import OwnRecord
 from wire.net.peer import Peer
+from wire.net.relay import RelayOffer
 from wire.net.seedlist import SeedEntry, SeedList
 from wire.net.seeds import SeedKeeper, SeedState, SeedStatus
 from wire.net.services import ChannelHandler, Handler, Service, Services, TensorService, calls
@@ -84,6 +86,7 @@ class Net:
         agent: str,
         transport: Transport,
         rng: random.Random,
+        relay: RelayOffer,
     ) -> None:
         self.peer_id = identity.peer_id
         self.run = run
@@ -127,8 +130,24 @@ class Net:
             connected=self._on_connected,
             lost=self._on_lost,
             dialled=lambda peer_id, ok: None if ok else self.book.failed(peer_id),
+            circuit=lambda relay, target, bulk, at: self.access.circuits.open(relay, target, bulk, at),
+            local_port=lambda address, who, seed: self.access.local_port(address, who, seed),
         )
         self.counts = self.manager.counts  # what happened how often, by kind
+        self.access = Access(
+            identity,
+            run,
+            self._boot_id,
+            scope,
+            limits,
+            relay,
+            book=self.book,
+            services=self.services,
+            counts=self.counts,
+            manager=lambda: self.manager,
+            sent_bytes=lambda: self.traffic().bytes_out,
+            changed=self._publish,
+        )
         self._exchange = PeerExchange(
             self.book,
             run,
@@ -168,7 +187,7 @@ class Net:
 
     def gauges(self) -> dict[str, int]:
         """What is held now; all 0 in a node without peers."""
-        total: Counter[str] = Counter(peers=len(self.manager.peers), connections=self.manager.links)
+        total: Counter[str] = Counter(peers=len(self.manager.peers), connections=self.manager.links, **self.access.gauges())
         for peer in self.manager.peers.values():
             total.update(peer.gauges())
         return dict(total)
@@ -228,7 +247,7 @@ class Net:
             raise error_for(Code.SELF, local=True)
         if address.peer_id is not None and (peer := self.peer(address.peer_id)) is not None:
             return peer.peer_id
-        peer = await self.manager.dial([address], expected=address.peer_id, target=str(entry), patient=True)
+        peer = await self.manager.dial([address], expected=address.peer_id, target=str(entry), patient=True, seed=True)
         return peer.peer_id
 
     async def wait_lost(self, peer_id: PeerId) -> WireError | None:
@@ -261,6 +280,7 @@ class Net:
         self._known_peers.load(self._complain)
         nursery.start_soon(self._renew)
         nursery.start_soon(watch_interfaces, self._transport, self._on_interfaces)
+        self.access.start(self.addresses, nursery)
         nursery.start_soon(self._exchange.run)
         nursery.start_soon(self._known_peers.write_regularly, self._complain)
         delay_s = 0.0 if self._keeper is None else self.limits.known_peers_delay_s
@@ -279,7 +299,7 @@ class Net:
     # -- our own record
 
     def _seal(self) -> None:
-        self._record.seal(self.addresses, self._transport.local_addresses())
+        self._record.seal(self.addresses, self._transport.local_addresses(), self.access.standing)
 
     async def _renew(self) -> None:
         while True:
@@ -368,12 +388,13 @@ async def open_net(
     agent: str = "plnode/0.1",
     transport: Transport | None = None,
     rng: random.Random | None = None,
+    relay: RelayOffer | None = None,
 ) -> AsyncIterator[Net]:
     """The network of this node, running while the block runs.
 
     `run`: run id of 32 bytes; None for a newcomer without a manifest, or a seed for all runs.  `listen`: addresses to bind, port
     0 for any; none at all for a node that only dials.  `data_dir`: where known peers and the sequence number are kept; None
-    keeps nothing.  Raises `BindFailed` if addresses were given and none could be bound, before anything else happens.
+    keeps nothing.  `relay`: what to do for others that cannot be dialled.  Raises `BindFailed` if addresses were given and none could be bound, before anything else happens.
     """
     net = Net(
         identity,
@@ -387,6 +408,7 @@ async def open_net(
         agent=agent,
         transport=transport or TcpTransport(),
         rng=rng or random.Random(os.urandom(16)),
+        relay=relay or RelayOffer(),
     )
     listeners, failures = await bind_all(net._transport, listen)
     async with trio.open_nursery() as nursery:

@@ -1,8 +1,9 @@
 """The node's own signed record: where it may be dialled, renewed before it runs out.
 
 What is advertised depends on the scope (`Advertised` refuses the rest): in `host` scope loopback addresses, in `lan` private
-ones, in `internet` only public ones and those that the operator listed.  A wildcard listener stands for the addresses of the
-interfaces that are up.  The record is renewed at half its life +- 10 %, so that a peer may miss one renewal (FIND-15).
+ones, in `internet` those that the operator listed and those that others have reached (`Standing.reachable`): a node behind a router
+or a firewall would else send its callers to a closed door.  Circuits through relays stand behind them, with the relays' vouchers.
+A wildcard listener stands for the addresses of the interfaces that are up.  The record is renewed at half its life +- 10 %, so that a peer may miss one renewal (FIND-15).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from wire.address import Address, AddressClass, Advertised, Scope
@@ -20,6 +22,18 @@ from wire.messages import PeerRecord
 from wire.net.transport import literal
 
 RENEW_JITTER = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a node has found out about itself, and offers."""
+
+    reach: str = "unknown"  # see `PeerRecord.reach`
+    reachable: tuple[Address, ...] = ()  # outside addresses that others have dialled
+    circuits: tuple[Address, ...] = ()
+    vouchers: tuple[bytes, ...] = ()
+    relay_classes: tuple[str, ...] = ()
+    relay_free_bps: int = 0
 
 
 class OwnRecord:
@@ -46,21 +60,32 @@ class OwnRecord:
         self._sequence = SequenceClock(None if data_dir is None else data_dir / "sequence")
         self._limits = limits
 
-    def seal(self, bound: Sequence[Address], interfaces: Sequence[str]) -> None:
+    def seal(self, bound: Sequence[Address], interfaces: Sequence[str], standing: Standing) -> None:
         """Sign a new record for these listeners on a machine with these interface addresses.
 
         Raises ValueError for an announced address that must not be told in this scope.
         """
         now_unix = time.time()
-        record = PeerRecord(tuple(self.advertised(bound, interfaces)), capabilities=self._capabilities)
+        direct = self.advertised(bound, interfaces, standing.reachable)
+        circuits = [str(address) for address in standing.circuits]
+        record = PeerRecord(
+            tuple(direct[: self._limits.addresses_per_peer_max - len(circuits)] + circuits),
+            vouchers=standing.vouchers,
+            capabilities=self._capabilities,
+            reach=standing.reach,
+            relay_classes=standing.relay_classes,
+            relay_free_bps=standing.relay_free_bps,
+        )
         seq = self._sequence.next(now_unix)
         self.raw = seal_peer_record(self._identity, record, run=self._run, seq=seq, now_unix=now_unix, limits=self._limits)
         self.revision += 1
 
-    def advertised(self, bound: Sequence[Address], interfaces: Sequence[str]) -> list[str]:
-        """Addresses that may be told to others, in canonical text: announced ones first."""
+    def advertised(self, bound: Sequence[Address], interfaces: Sequence[str], reachable: Sequence[Address] = ()) -> list[str]:
+        """Direct addresses that may be told to others, in canonical text: announced ones first."""
         found = dict.fromkeys(str(Advertised(address.with_peer(None), self._scope)) for address in self._announce)
-        for listener in bound:
+        for address in reachable:
+            found.setdefault(str(Advertised(address.with_peer(None), self._scope)))
+        for listener in bound if self._scope is not Scope.INTERNET else ():
             if listener.scope_class is AddressClass.UNSPECIFIED:
                 hosts = [host for host in interfaces if (":" in host) == (":" in listener.host)]
             else:

@@ -113,6 +113,11 @@ class Peer:
         return [*self.links, *(lane for lanes in self._lanes.values() for lane in lanes.links)]
 
     @property
+    def relayed(self) -> bool:
+        """Whether what we say now goes through a relay."""
+        return (self.primary or self._last).pipe.info().relay is not None
+
+    @property
     def path(self) -> str:
         return "direct"
 
@@ -383,6 +388,7 @@ class Peer:
         else:
             link.session.accept(event.stream)
             stream = (MessageStream if event.kind is Kind.MESSAGE else ByteStream)(link, event.stream, event.protocol)
+            stream.meta = event.meta
             self._nursery.start_soon(serve, self, service, stream, self._counts)
 
     def _channel_opened(self, link: Link, event: StreamOpened, service: TensorService) -> None:

@@ -42,13 +42,14 @@ EXPECTED = (trio.Cancelled, trio.EndOfChannel, trio.BrokenResourceError, trio.Cl
 class StreamTask:
     """The waiting half that both kinds share.  One place for a reader, one for a sender."""
 
-    __slots__ = ("_error", "_fin_read", "_fin_sent", "_kept", "_link", "_reader", "_sender", "_session", "number", "protocol")
+    __slots__ = ("_error", "_fin_read", "_fin_sent", "_kept", "_link", "_reader", "_sender", "_session", "meta", "number", "protocol")
 
     def __init__(self, link: Link, number: int, protocol: str) -> None:
         self._link = link
         self._session = link.session
         self.number = number
         self.protocol = protocol
+        self.meta = b""  # what a peer that opened it said with that
         self._reader: trio.lowlevel.Task | None = None
         self._sender: trio.lowlevel.Task | None = None
         self._error: WireError | None = None

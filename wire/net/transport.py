@@ -22,8 +22,9 @@ What goes wrong with the obvious ways, and what was chosen:
   refuses is no error; the name in force is read back and shown.
 * Not within one machine, which is cubic's: bbr paces by its estimate of a line, there is none, and what it estimates instead (when
   the scheduler ran whom) halved the throughput of most connections, 1,650 against 3,370 MiB/s.
-* `SO_REUSEPORT` is not set on the listener: with it a second process on the same port would silently take half of the
-  connections instead of failing with "in use".
+* `SO_REUSEPORT` on the listener lets a dial leave from its port, so that a router maps the very port that others will be told
+  (hole punching; both sockets need the option).  Alone it would also let a second process on that port silently take half of the
+  connections, so a socket without it is bound first: that one fails with "in use".
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ NOTSENT_LOWAT_MOST_BYTES = 256 * 1024  # one largest record
 NOTSENT_LOWAT_S = 0.001  # a fifth of the scheduling quantum (`Limits.record_quantum_s`): it adds little to what control waits
 _TCP_NOTSENT_LOWAT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", 25 if sys.platform == "linux" else None)
 _TCP_CONGESTION: int | None = getattr(socket, "TCP_CONGESTION", None)
+_SO_REUSEPORT: int | None = getattr(socket, "SO_REUSEPORT", None)
 _HAS_SENDMSG = hasattr(socket.socket, "sendmsg")
 
 
@@ -103,8 +105,12 @@ class Listener(Protocol):
 
 
 class Transport(Protocol):
-    async def dial(self, address: Address) -> Pipe:
-        """Connect to a literal address.  Raises OSError.  A cancel leaves no socket behind; deadlines are the caller's scopes."""
+    async def dial(self, address: Address, *, local_port: int = 0) -> Pipe:
+        """Connect to a literal address, from `local_port` if it is not 0: it may be that of a listener.
+
+        Raises OSError: EADDRNOTAVAIL if a connection between these two ports exists already, EADDRINUSE for a port that cannot be
+        shared.  A cancel leaves no socket behind; deadlines are the caller's scopes.
+        """
         ...
 
     async def listen(self, address: Address) -> Listener:
@@ -295,6 +301,23 @@ class TcpListener:
             self._sock.close()
 
 
+def _share_port(sock: socket.socket) -> None:
+    """Before `bind`: a restart may bind while old connections linger, and a dial may leave from a listener's port."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if _SO_REUSEPORT is not None:
+        sock.setsockopt(socket.SOL_SOCKET, _SO_REUSEPORT, 1)
+
+
+def _check_free(family: socket.AddressFamily, address: Address) -> None:
+    """Raises OSError (EADDRINUSE) if another socket listens on that port, whatever options it has."""
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        probe.bind((address.host, address.port))
+        probe.listen(1)
+
+
 class TcpTransport:
     """TCP over IPv4 and IPv6.  `congestion`: the congestion control to ask for on every connection; None for the module's choice.
 
@@ -306,12 +329,15 @@ class TcpTransport:
     def __init__(self, congestion: str | None = None) -> None:
         self._congestion = congestion
 
-    async def dial(self, address: Address) -> TcpPipe:
+    async def dial(self, address: Address, *, local_port: int = 0) -> TcpPipe:
         family = socket.AF_INET6 if address.kind == "ip6" else socket.AF_INET
         await trio.lowlevel.checkpoint()
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
+            if local_port:
+                _share_port(sock)
+                sock.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", local_port))
             code = sock.connect_ex((address.host, address.port))
             if code == errno.EINPROGRESS:
                 await trio.lowlevel.wait_writable(sock.fileno())
@@ -332,9 +358,11 @@ class TcpTransport:
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restart may bind while old connections linger
             if family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # one listener a family: no mapped addresses
+            if address.port:
+                _check_free(family, address)
+            _share_port(sock)
             sock.bind((address.host, address.port))
             sock.listen(BACKLOG)
             return TcpListener(sock, self._congestion)

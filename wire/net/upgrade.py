@@ -66,18 +66,18 @@ class Local:
 
 
 async def upgrade(
-    pipe: Pipe, local: Local, *, initiator: bool, expected: PeerId | None = None, ticket: bytes = b""
+    pipe: Pipe, local: Local, *, initiator: bool, expected: PeerId | None = None, ticket: bytes = b"", first: bytes = b""
 ) -> Link:
     """Make an authenticated `Link` of a fresh pipe, which belongs to the link afterwards.
 
-    `ticket`: dial as a bulk connection that belongs to a control connection (wire/tickets.py).
+    `ticket`: dial as a bulk connection that belongs to a control connection (wire/tickets.py).  `first`: what was read of it already.
 
     Raises `WireError` with the cause, among them `PeerIdMismatch` and `HandshakeTimeout`.  When it raises or is
     cancelled, the pipe is closed and nothing is left behind.
     """
     try:
         with trio.move_on_after(local.limits.handshake_timeout_s):
-            secrets, rest = await _handshake(pipe, local, initiator, expected, ticket)
+            secrets, rest = await _handshake(pipe, local, initiator, expected, ticket, first)
             return await _hello(pipe, local, initiator, secrets, rest, ticket)
         raise HandshakeTimeout(f"no handshake within {local.limits.handshake_timeout_s:g} s")
     except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
@@ -89,7 +89,7 @@ async def upgrade(
 
 
 async def _handshake(
-    pipe: Pipe, local: Local, initiator: bool, expected: PeerId | None, ticket: bytes
+    pipe: Pipe, local: Local, initiator: bool, expected: PeerId | None, ticket: bytes, first: bytes
 ) -> tuple[Secrets, bytes]:
     """The keys, and bytes of the peer that came behind its last message."""
     handshake = Handshake(
@@ -103,12 +103,13 @@ async def _handshake(
         ticket=ticket,
     )
     buffer = memoryview(bytearray(local.limits.preauth_max_bytes // 2))
+    buffer[: len(first)] = first
     while True:
         if data := handshake.send():
             await send_all(pipe, data)
         if handshake.done:
             return handshake.result, handshake.rest
-        count = await pipe.receive_into(buffer[: handshake.room])
+        count, first = len(first) or await pipe.receive_into(buffer[: handshake.room]), b""
         if not count:
             raise ConnectionLost("the other side closed the connection during the handshake")
         try:

@@ -141,8 +141,8 @@ class SimTransport:
     def __init__(self, host: Host) -> None:
         self.host = host
 
-    async def dial(self, address: Address, *, local_port: int | None = None) -> SimPipe:
-        """Connect to a literal address, from a given port if one is named (it may be a listener's).  Raises OSError."""
+    async def dial(self, address: Address, *, local_port: int = 0) -> SimPipe:
+        """Connect to a literal address, from `local_port` if it is not 0 (it may be a listener's).  Raises OSError."""
         await trio.lowlevel.checkpoint()
         host = self.host
         net, remote = host.internet, (address.host.partition("%")[0], address.port)

@@ -1,0 +1,135 @@
+"""How others reach this node: by its own address, through relays, or through a hole in its router.
+
+Each of these is a file of its own that does not know the others; this one knows what the node has found out about itself so far
+(`standing`) and decides what is offered and wanted:
+
+* a node that others can dial offers to relay, and holds no place at relays;
+* any other holds places at two relays, and dials seeds and relays *from its listener's port*, so that its router maps the very port
+  that others will be told.
+
+Within a house (`lan`) or a machine (`host`) everybody counts as reachable and nobody is asked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import trio
+
+from wire.address import Address, Scope
+from wire.identity import Identity, PeerId
+from wire.limits import Limits
+from wire.net.book import PeerBook
+from wire.net.circuits import OPENED, Circuits
+from wire.net.manager import Manager
+from wire.net.ownrecord import Standing
+from wire.net.peer import Peer
+from wire.net.relay import RelayOffer, RelayService
+from wire.net.relays import RelayKeeper
+from wire.net.services import Service, Services
+from wire.net.transport import Pipe
+
+
+class Access:
+    """See the module."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        run: bytes | None,
+        boot_id: bytes,
+        scope: Scope,
+        limits: Limits,
+        offer: RelayOffer,
+        *,
+        book: PeerBook,
+        services: Services,
+        counts: Counter[str],
+        manager: Callable[[], Manager],
+        sent_bytes: Callable[[], int],
+        changed: Callable[[], None],
+    ) -> None:
+        """`sent_bytes()`: of the whole node.  `changed()`: what `standing` says is another, so the record has to be published."""
+        self.state = "unknown"  # see `PeerRecord.reach`
+        self.listening: tuple[Address, ...] = ()
+        self._own = identity.peer_id
+        self._scope = scope
+        self._limits = limits
+        self._book = book
+        self._manager = manager
+        self.relay = RelayService(identity, run, boot_id, limits, offer, peer=self._peer, sent_bytes=sent_bytes, counts=counts)
+        self.relays = RelayKeeper(
+            limits,
+            wanted=lambda: bool(self.listening) and not self.public,
+            records=book.records,
+            connect=self._to_relay,
+            rtt_s=lambda peer_id: None if (peer := self._peer(peer_id)) is None else peer.rtt_s,
+            member=lambda peer_id: (peer := self._peer(peer_id)) is not None and not peer.guest,
+            changed=changed,
+        )
+        self.circuits = Circuits(
+            limits,
+            connect=self._to_relay,
+            vouchers=book.vouchers,
+            own_relays=self.relays.holders,
+            accept=self._accept,
+        )
+        services.add(OPENED, Service(self.circuits.take, guest=True))
+        self.relay.serve(services)
+
+    @property
+    def public(self) -> bool:
+        """Whether others can dial this node."""
+        return self._scope is not Scope.INTERNET or self.state == "public"
+
+    @property
+    def standing(self) -> Standing:
+        """What the node's record says about this."""
+        if self.public:
+            offered = self._scope is Scope.INTERNET
+            return Standing(
+                self.state,
+                relay_classes=self.relay.classes() if offered else (),
+                relay_free_bps=self.relay.free_bps() if offered else 0,
+            )
+        return Standing(
+            self.state,
+            circuits=tuple(self.relays.circuits(self._own)),
+            vouchers=tuple(place.voucher for place in self.relays.places),
+        )
+
+    def local_port(self, address: Address, who: PeerId | None, seed: bool) -> int:
+        """The port to dial from, 0 for any."""
+        if self.public or not (seed or (who is not None and who in self.relays.holders())):
+            return 0
+        return next((bound.port for bound in self.listening if bound.kind == address.kind), 0)
+
+    def start(self, listening: tuple[Address, ...], nursery: trio.Nursery) -> None:
+        """Works from now on until the nursery ends."""
+        self.listening = listening
+        nursery.start_soon(self.relays.run)
+        nursery.start_soon(self.relay.run)
+
+    def gauges(self) -> dict[str, int]:
+        """What is held for others, or by others for us; all 0 in a node without peers."""
+        return {**self.relay.gauges(), "places": len(self.relays.places)}
+
+    # -- what the parts need
+
+    def _peer(self, peer_id: PeerId) -> Peer | None:
+        peer = self._manager().peers.get(peer_id)
+        return None if peer is None or peer.closed else peer
+
+    async def _accept(self, pipe: Pipe) -> None:
+        await self._manager().accept(pipe)
+
+    async def _to_relay(self, relay: PeerId, at: Address | None) -> Peer:
+        """A connection to a relay; a direct one, if it has to be made."""
+        peer = self._peer(relay)
+        if peer is not None and peer.primary is not None:
+            return peer
+        places = [address for address in self._book.addresses(relay) if address.relay is None]
+        if at is not None:
+            places.insert(0, Address(at.host, at.port, at.kind))
+        return await self._manager().dial(places, expected=relay, target=str(relay), patient=True)

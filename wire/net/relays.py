@@ -1,0 +1,198 @@
+"""The places that this node holds at relays, while others cannot dial it.
+
+Two relays in different networks, so that the end of one is no event: calls go through the other at once, and a third is sought.
+Which: of the peers whose record offers to relay, those of our run first (they carry bulk), then the nearest; free rate breaks ties.
+A peer that refused is left alone for as long as it asked for.
+
+A place is one message stream of `relay/1` that stays open (relay.py).  When it ends the place is gone, and the next relay is asked in
+the same second; the record that names the places is published anew by whoever is told (`changed`).
+
+The node that finds no relay at all says so, with what it asked and what it heard, because its owner can do something about it: open
+the port, or find somebody who has one.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from wire.address import Address
+from wire.envelope import OpenedRecord
+from wire.errors import Code, WireError, error_for
+from wire.identity import PeerId
+from wire.limits import Limits
+from wire.messages import decode, encode
+from wire.net.peer import Peer
+from wire.net.relay import PROTOCOL
+from wire.net.stream import MessageStream
+from wire.relaymessages import RelayClass, Reserve, Reserved
+
+log = logging.getLogger("wire.net")
+
+LOOK_S = 1.0  # how often a missing place is looked for
+REFUSED_S = 30.0  # a relay that refused without saying for how long
+ANSWER_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A reservation that stands."""
+
+    relay: PeerId
+    cls: int  # `RelayClass`
+    rate: int  # bytes per second that the relay gives to bulk in all
+    voucher: bytes
+    address: Address  # of the relay, with its id
+    until: float  # monotonic
+
+
+@dataclass(slots=True)
+class _Holding:
+    network: str
+    place: Place | None = None
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+
+class RelayKeeper:
+    """Holds up to `limits.relays_held` places while `wanted()`.  `changed()` is told when `places` is another."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        wanted: Callable[[], bool],
+        records: Callable[[], Sequence[OpenedRecord]],
+        connect: Callable[[PeerId, Address | None], Awaitable[Peer]],
+        rtt_s: Callable[[PeerId], float | None],
+        member: Callable[[PeerId], bool],
+        changed: Callable[[], None],
+    ) -> None:
+        """`records`: signed records of others.  `rtt_s(peer)`: None if not connected.  `member(peer)`: of our run."""
+        self._limits = limits
+        self._wanted = wanted
+        self._records = records
+        self._connect = connect
+        self._rtt_s = rtt_s
+        self._member = member
+        self._changed = changed
+        self._held: dict[PeerId, _Holding] = {}
+        self._not_before: dict[PeerId, float] = {}
+        self.refusals: dict[PeerId, WireError] = {}  # what the last try said, of relays without a place
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Those that stand, the oldest first."""
+        return tuple(holding.place for holding in self._held.values() if holding.place is not None)
+
+    def holders(self) -> frozenset[PeerId]:
+        """Relays that hold, or are about to hold, a place for us."""
+        return frozenset(self._held)
+
+    def circuits(self, own: PeerId) -> list[Address]:
+        """Where others reach us through relays."""
+        return [Address(at.host, at.port, at.kind, own, place.relay) for place in self.places if (at := place.address)]
+
+    async def run(self) -> None:
+        """For ever.  A cancel ends every reservation."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                if self._wanted():
+                    for record in self._next():
+                        holding = self._held[record.peer_id] = _Holding(_network(_place_of(record)))
+                        nursery.start_soon(self._hold, record, holding)
+                else:
+                    for holding in self._held.values():
+                        holding.scope.cancel()
+                await trio.sleep(LOOK_S)
+
+    # -- which
+
+    def _next(self) -> list[OpenedRecord]:
+        """Records of relays to ask now; empty if enough places stand or are being asked for."""
+        missing = self._limits.relays_held - len(self._held)
+        if missing <= 0:
+            return []
+        now = trio.current_time()
+        networks = {holding.network for holding in self._held.values()}
+        found = [
+            record
+            for record in self._records()
+            if record.record.relay_classes
+            and record.peer_id not in self._held
+            and self._not_before.get(record.peer_id, now) <= now
+            and any(address.relay is None and address.is_literal for address in record.addresses)
+        ]
+        found.sort(key=self._worth)
+        chosen: list[OpenedRecord] = []
+        # Another network first; the same one is better than none.
+        for again in (False, True):
+            for record in found:
+                network = _network(_place_of(record))
+                if len(chosen) < missing and record not in chosen and (again or network not in networks):
+                    chosen.append(record)
+                    networks.add(network)
+        return chosen
+
+    def _worth(self, record: OpenedRecord) -> tuple[bool, float, int]:
+        bulk = "bulk" in record.record.relay_classes and self._member(record.peer_id)
+        rtt_s = self._rtt_s(record.peer_id)
+        return not bulk, 1.0 if rtt_s is None else rtt_s, -record.record.relay_free_bps
+
+    # -- one place
+
+    async def _hold(self, record: OpenedRecord, holding: _Holding) -> None:
+        relay, address = record.peer_id, _place_of(record).with_peer(record.peer_id)
+        wait_s = REFUSED_S
+        try:
+            with holding.scope:
+                cls = RelayClass.BULK if "bulk" in record.record.relay_classes and self._member(relay) else RelayClass.SIGNAL
+                peer = await self._connect(relay, address)
+                if peer.relayed:
+                    raise error_for(Code.REFUSED, detail="that relay is itself reached through a relay", local=True)
+                async with await peer.open(PROTOCOL) as stream:
+                    assert isinstance(stream, MessageStream)
+                    while True:
+                        place = await self._ask(stream, relay, cls, address)
+                        wait_s = 0.0
+                        self.refusals.pop(relay, None)
+                        holding.place = place
+                        self._changed()
+                        # Nothing is said meanwhile: what comes, or the end of the stream, is the end of the place.
+                        with trio.move_on_at((trio.current_time() + place.until) / 2):
+                            await stream.receive()
+                            raise error_for(Code.PROTOCOL, detail="the relay spoke out of turn")
+        except trio.EndOfChannel:
+            self.refusals[relay] = error_for(Code.SHUTDOWN, detail="the relay ended the reservation")
+        except (WireError, trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            failure = error if isinstance(error, WireError) else error_for(Code.TIMEOUT, detail=str(error))
+            self.refusals[relay] = failure
+            wait_s = failure.retry_after or wait_s
+            log.debug("no place at the relay %s: %s", relay.short, error)
+        finally:
+            del self._held[relay]
+            self._not_before[relay] = trio.current_time() + wait_s
+            if holding.place is not None:
+                self._changed()
+
+    async def _ask(self, stream: MessageStream, relay: PeerId, cls: int, address: Address) -> Place:
+        with trio.fail_after(ANSWER_S):
+            await stream.send(encode(Reserve(cls)))
+            answer = decode(await stream.receive(), Reserved)
+        if answer.code != Code.OK:
+            raise error_for(answer.code, retry_after=answer.retry_ms / 1000 or None)
+        return Place(relay, answer.cls, answer.rate, answer.voucher, address, trio.current_time() + answer.millis / 1000)
+
+
+def _place_of(record: OpenedRecord) -> Address:
+    """Where a relay's record says that it is."""
+    return next(address for address in record.addresses if address.relay is None and address.is_literal)
+
+
+def _network(address: Address) -> str:
+    """The /16 (IPv6: /32) of an address: one house, or one hoster."""
+    ip = ipaddress.ip_address(address.host)
+    return str(ipaddress.ip_network((ip, 16 if ip.version == 4 else 32), strict=False))
