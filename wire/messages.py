@@ -206,7 +206,7 @@ class PeerRecord:
 
     addresses: Annotated[tuple[AddressText, ...], Count(_L.addresses_per_peer_max)]
     """Canonical texts, circuits included; each is judged by its class before anybody dials it."""
-    vouchers: Annotated[tuple[Annotated[bytes, Size(max=512)], ...], Count(2)] = ()
+    vouchers: Annotated[tuple[Annotated[bytes, Size(max=_L.voucher_max_bytes)], ...], Count(2)] = ()
     """Envelopes of relays that hold a place for the signer."""
     capabilities: Annotated[tuple[Annotated[str, Size(max=32)], ...], Count(_L.capabilities_max)] = ()
     version_low: U16 = 1

@@ -21,13 +21,17 @@ class Bucket:
 
     def take(self, now: float) -> bool:
         """Use one token; False if there is none."""
-        if now > self.last:
-            self.tokens = min(self.burst, self.tokens + (now - self.last) * self.per_s)
-            self.last = now
+        self.gain(now)
         if self.tokens < 1.0:
             return False
         self.tokens -= 1.0
         return True
+
+    def gain(self, now: float) -> None:
+        """Add what time has brought."""
+        if now > self.last:
+            self.tokens = min(self.burst, self.tokens + (now - self.last) * self.per_s)
+            self.last = now
 
     def earn(self, tokens: float) -> None:
         """Add tokens that were earned otherwise than by time, up to the burst."""

@@ -35,6 +35,7 @@ class Domain:
 PEER = "plw/peer/1"
 SEEDS = "plw/seeds/1"
 MANIFEST = "plw/manifest/1"
+VOUCHER = "plw/voucher/1"
 
 DOMAINS: dict[str, Domain] = {
     PEER: Domain(life_s=int(DEFAULT_LIMITS.peer_record_life_s), max_bytes=DEFAULT_LIMITS.peer_record_max_bytes, latest=True),
@@ -44,7 +45,7 @@ DOMAINS: dict[str, Domain] = {
     "plw/stage/1": Domain(life_s=3600, latest=True),
     "plw/receipt/1": Domain(life_s=None),
     "plw/snapshot/1": Domain(life_s=None),
-    "plw/voucher/1": Domain(life_s=3600),
+    VOUCHER: Domain(life_s=int(DEFAULT_LIMITS.relay_reservation_life_s), max_bytes=DEFAULT_LIMITS.voucher_max_bytes),
     "plw/reach/1": Domain(life_s=3600, latest=True),  # a subject each
 }
 
