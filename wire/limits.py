@@ -188,6 +188,7 @@ class Limits:
     perf_pulses_per_s: float = 20.0  # round trips within a measurement; ours are 5 a second
 
     # Relay
+    relays_held: int = 2  # as many vouchers as a record has room for
     relay_reservations_max: int = 128  # each a connection that is kept; a quarter of all inbound ones
     relay_reservations_per_network: int = 8  # from one IPv4 /24 or IPv6 /48: nobody takes all places from one line
     relay_reservation_life_s: float = 3600.0  # what a voucher's signature is worth at most
@@ -207,6 +208,7 @@ class Limits:
     relay_bulk_window_bytes: int = 1 * MIB  # a direction: 20 MB/s at 50 ms
     relay_bulk_window_max_bytes: int = 4 * MIB
     relay_bulk_upload_share: float = 0.25  # of the measured upload, unless the operator sets a rate
+    relay_bulk_start_bytes_per_s: float = 2e6  # until the line has shown more: a sixth of the slowest fibre's upload
     relay_peer_bytes_per_s: float = 20e6  # 160 Mbit/s, what a good household line sends
     relay_burst_s: float = 1.0  # of each rate: a tensor of the small kind passes at once
     relay_quantum_bytes: int = 64 * KIB  # of a pair's turn: 0.25 s at the least share, and few turns a megabyte

@@ -144,8 +144,8 @@ def plan_dial(
 ) -> tuple[tuple[Attempt, ...], tuple[HeldBack, ...]]:
     """What to try in which order with which delays, and what not to try now.
 
-    Addresses of the same host and port are tried once, circuits after all others.  Of the rest those without a failure come first; within each half
-    the families alternate, beginning with the family of the first candidate.
+    Addresses of the same host and port are tried once, circuits after all others.  Of the rest those without a failure come
+    first; within each half the families alternate, beginning with the family of the first candidate.
     """
     unique = list({_key(address): address for address in candidates}.values())
     held = [found for address in unique if (found := backoff.held_back(address, now)) is not None]

@@ -72,7 +72,8 @@ class Manager:
         circuit: Callable[[PeerId, PeerId, bool, Address | None], Awaitable[Pipe]],
         local_port: Callable[[Address, PeerId | None, bool], int],
     ) -> None:
-        """`circuit(relay, target, bulk, at)` opens one, `at` being the relay's place; `local_port(address, who, is_seed)`: the port to dial from, 0 for any."""
+        """`circuit(relay, target, bulk, at)` opens one, `at` being the relay's place.  `local_port(address, who, is_seed)`: the port to
+        dial from, 0 for any."""
         self.peers: dict[PeerId, Peer] = {}
         self.backoff = BackOff(limits)
         self.counts: Counter[str] = Counter()

@@ -394,7 +394,8 @@ async def open_net(
 
     `run`: run id of 32 bytes; None for a newcomer without a manifest, or a seed for all runs.  `listen`: addresses to bind, port
     0 for any; none at all for a node that only dials.  `data_dir`: where known peers and the sequence number are kept; None
-    keeps nothing.  `relay`: what to do for others that cannot be dialled.  Raises `BindFailed` if addresses were given and none could be bound, before anything else happens.
+    keeps nothing.  `relay`: what to do for others that cannot be dialled.  Raises `BindFailed` if addresses were given and none could be
+    bound, before anything else happens.
     """
     net = Net(
         identity,

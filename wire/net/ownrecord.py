@@ -3,7 +3,8 @@
 What is advertised depends on the scope (`Advertised` refuses the rest): in `host` scope loopback addresses, in `lan` private
 ones, in `internet` those that the operator listed and those that others have reached (`Standing.reachable`): a node behind a router
 or a firewall would else send its callers to a closed door.  Circuits through relays stand behind them, with the relays' vouchers.
-A wildcard listener stands for the addresses of the interfaces that are up.  The record is renewed at half its life +- 10 %, so that a peer may miss one renewal (FIND-15).
+A wildcard listener stands for the addresses of the interfaces that are up.  The record is renewed at half its life +- 10 %, so that a
+peer may miss one renewal (FIND-15).
 """
 
 from __future__ import annotations

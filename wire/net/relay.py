@@ -56,30 +56,46 @@ class RelayOffer:
     bulk_rate: int | None = None
 
 
-class _Turns:
-    """Who waits for his share.  One entry a direction of a circuit."""
+Flow = tuple[int, bool]  # (circuit, upwards)
 
-    def __init__(self, share: FairShare) -> None:
+
+class _Turns:
+    """Who waits for its share: one entry a direction of a circuit."""
+
+    def __init__(self, share: FairShare[Flow]) -> None:
         self.share = share
-        self._waiting: dict[tuple[int, bool], trio.Event] = {}
+        self._missing: dict[Flow, int] = {}
+        self._turn: dict[Flow, trio.Event] = {}
         self._asked = trio.Event()
 
-    async def take(self, flow: tuple[int, bool], size: int) -> None:
-        """Wait until that direction may pass `size` bytes."""
-        turn = self._waiting[flow] = trio.Event()
+    async def take(self, flow: Flow, size: int) -> bool:
+        """Wait until that direction may pass `size` bytes; True if it is the first time that the rate held it up."""
+        self._missing[flow] = size
+        turn = self._turn[flow] = trio.Event()
         self.share.ask(flow, size)
-        self._asked.set()
+        self._grant()
+        held_up = False
         try:
-            await turn.wait()
+            if not turn.is_set():
+                self._asked.set()
+                held_up = self.share.throttled(flow)
+                await turn.wait()
         finally:
-            self._waiting.pop(flow, None)
+            if self._missing.pop(flow, 0):
+                self.share.ask(flow, 0)
+            del self._turn[flow]
+        return held_up
+
+    def _grant(self) -> None:
+        for flow, size in self.share.grant(trio.current_time()):
+            self._missing[flow] -= size
+            if self._missing[flow] <= 0:
+                self._turn[flow].set()
 
     async def run(self) -> None:
+        """Grant what becomes due, for ever."""
         while True:
-            now = trio.current_time()
-            for flow, _ in self.share.grant(now):
-                if (turn := self._waiting.get(flow)) is not None:
-                    turn.set()
+            self._grant()
             due = self.share.next_time(trio.current_time())
             self._asked = trio.Event()
             with trio.move_on_at(float("inf") if due is None else due):
@@ -114,7 +130,7 @@ class RelayService:
         self._best_rate = 0.0
         rate = self._bulk_rate()
         self._table = RelayTable(rate, limits)
-        self._turns = _Turns(FairShare(rate, limits.relay_peer_bytes_per_s))
+        self._turns = _Turns(FairShare(rate, now=trio.current_time(), limits=limits))
         self._scopes: dict[int, trio.CancelScope] = {}
         self._nursery: trio.Nursery | None = None
 
@@ -135,7 +151,7 @@ class RelayService:
         return self._table.bulk_share()
 
     def gauges(self) -> dict[str, int]:
-        return self._table.gauges()
+        return {**self._table.gauges(), **self._turns.share.gauges()}
 
     async def run(self) -> None:
         """For ever.  A cancel ends every circuit."""
@@ -158,7 +174,8 @@ class RelayService:
     def _bulk_rate(self) -> float:
         if self._offer.bulk_rate is not None:
             return float(self._offer.bulk_rate)
-        return max(self._limits.relay_bulk_start_bytes_per_s, self._best_rate / 4)
+        limits = self._limits
+        return max(limits.relay_bulk_start_bytes_per_s, self._best_rate * limits.relay_bulk_upload_share)
 
     def _end(self, ended: Ended) -> None:
         self._counts[f"relay-{ended.refusal.why.name.lower()}"] += 1
@@ -209,10 +226,9 @@ class RelayService:
         circuit = self._admit(peer, target, ask)
         assert target is not None  # the table knows whom it holds a place for
         scope = self._scopes[circuit.id] = trio.CancelScope()
+        share, ends, control = self._turns.share, (circuit.source, circuit.target), circuit.purpose is Purpose.CONTROL
         for up in (True, False):
-            flow = circuit.id, up
-            if circuit.cls is RelayClass.BULK:
-                self._turns.share.add(flow, circuit.pair, (circuit.source, circuit.target), circuit.purpose is Purpose.CONTROL)
+            share.add((circuit.id, up), ends, control=control, now=trio.current_time())
         try:
             with scope:
                 meta = encode(CircuitIn(peer.peer_id.raw, circuit.cls, circuit.purpose))
@@ -225,7 +241,7 @@ class RelayService:
         finally:
             del self._scopes[circuit.id]
             for up in (True, False):
-                self._turns.share.remove((circuit.id, up))
+                share.remove((circuit.id, up), trio.current_time())
             self._table.close(circuit.id)
             self._tell(circuit, Note.ENDED)
 
@@ -283,13 +299,12 @@ class RelayService:
     async def _copy(self, circuit: Circuit, source: ByteStream, sink: ByteStream, up: bool) -> None:
         buffer = memoryview(bytearray(PIECE_BYTES))
         while count := await source.receive_into(buffer):
-            refusal = self._table.forwarded(circuit.id, up, count)
+            refusal = self._table.forwarded(circuit.id, up, count, trio.current_time())
             if refusal is not None:
                 self._counts[f"relay-{refusal.why.name.lower()}"] += 1
                 raise error_for(refusal.code, detail=str(refusal))
             if circuit.cls is RelayClass.BULK:
-                await self._turns.take((circuit.id, up), count)
-                if self._turns.share.throttled((circuit.id, up)):
+                if await self._turns.take((circuit.id, up), count):
                     self._tell(circuit, Note.THROTTLED)
             else:
                 await trio.sleep(self._table.pause_s(circuit.id, up, trio.current_time()))

@@ -1,0 +1,200 @@
+"""Nodes behind routers that meet through relays: production nets on the in-memory internet."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from tests.wire.net.worlds import RUN
+from wire.address import Address, Scope
+from wire.errors import Code
+from wire.identity import Identity
+from wire.messages import Want
+from wire.net import DialFailed, Net, Peer, open_net
+from wire.net.relay import RelayOffer
+from wire.sim import Host, Internet, Link, Nat, seed_tasks
+from wire.tensor import DType, Expectation
+
+Clock = trio.testing.MockClock
+LINE = Link(0.01, 0.001, 50e6, 50e6, 0.0)
+SIZE = 400_000  # two chunks
+EXPECTED = Expectation(DType.uint8, (SIZE,), 0, SIZE)
+QUESTION = Want(RUN, 3)
+
+
+async def echo(peer: Peer, want: Want) -> Want:
+    return want
+
+
+async def until(condition: Callable[[], object], deadline_s: float = 30.0) -> float:
+    """Virtual seconds until it holds."""
+    began = trio.current_time()
+    with trio.fail_after(deadline_s):
+        while not condition():
+            await trio.sleep(0.05)
+    return trio.current_time() - began
+
+
+class Town:
+    """Public relays 8.1.0.1, 8.2.0.1, ... and houses behind routers; everybody knows the relays' records."""
+
+    def __init__(self, seed: int) -> None:
+        seed_tasks(seed)
+        self.net = Internet(seed)
+        self.relays: list[Net] = []
+        self.relay_hosts: list[Host] = []
+        self._stack = AsyncExitStack()
+
+    async def open(self, host: Host, *, public: bool = False, run: bytes | None = RUN, relay: RelayOffer | None = None) -> Net:
+        net = await self._stack.enter_async_context(
+            open_net(
+                Identity(f"{host.name}{host.nat.address if host.nat else ''}".encode().ljust(32, b"-")),
+                run=run,
+                listen=[Address(host.name, 4001)],
+                announce=[Address(host.name, 4001)] if public else [],
+                scope=Scope.INTERNET,
+                transport=host.transport,
+                rng=random.Random(1),
+                relay=relay,
+            )
+        )
+        net.serve_calls("echo", Want, echo, guest=True)
+        net.serve_channel("t")
+        if public:
+            net.access.state = "public"
+            net._publish()
+        return net
+
+    async def relay(self, **settings: object) -> Net:
+        host = self.net.host(f"8.{len(self.relays) + 1}.0.1", link=LINE)
+        self.relay_hosts.append(host)
+        net = await self.open(host, public=True, **settings)  # type: ignore[arg-type]
+        self.relays.append(net)
+        return net
+
+    async def house(self, number: int, kind: str = "cone", run: bytes | None = RUN) -> Net:
+        host = self.net.host("192.168.1.2", link=LINE, nat=Nat(kind, f"9.{number}.0.1"))
+        net = await self.open(host, run=run)
+        for relay in self.relays:
+            await net.dial(relay.addresses[0])
+        return net
+
+
+@asynccontextmanager
+async def town(seed: int = 1) -> AsyncIterator[Town]:
+    made = Town(seed)
+    async with made.net.running(), made._stack:
+        yield made
+
+
+async def meet(town: Town, kinds: tuple[str, str] = ("cone", "cone")) -> tuple[Net, Net, Peer]:
+    """Two houses, the first connected to the second through a relay."""
+    a, b = await town.house(1, kinds[0]), await town.house(2, kinds[1])
+    await until(lambda: len(b.access.relays.places) == min(2, len(town.relays)))
+    await until(lambda: a.book.vouchers(b.peer_id) or not [town.net.rng, a._nursery and a._nursery.start_soon(ask, a)])
+    return a, b, await a.connect(b.peer_id)
+
+
+async def ask(net: Net) -> None:
+    for peer in net.peers():
+        await net._exchange.ask(peer)
+
+
+async def test_two_houses_talk_through_a_relay(autojump_clock: Clock) -> None:
+    async with town() as t:
+        await t.relay()
+        a, b, peer = await meet(t)
+        assert peer.relayed and peer.peer_id == b.peer_id
+        assert await peer.call("echo", QUESTION, Want, deadline_s=5) == QUESTION
+        back = b.peer(a.peer_id)
+        assert back is not None and back.relayed
+        assert await back.call("echo", QUESTION, Want, deadline_s=5) == QUESTION
+        assert t.relays[0].gauges()["relay_circuits_bulk"] == 1
+        peer.goaway(Code.SHUTDOWN)
+        await until(lambda: not t.relays[0].gauges()["relay_circuits_bulk"])
+
+
+async def send_all(town: Town, peer: Peer, back: Peer, count: int, between: Callable[[int], None] = lambda n: None) -> None:
+    sender, receiver = peer.sender("t", b"x"), back.receiver("t", b"x", lambda key: EXPECTED)
+    data = [random.Random(n).randbytes(SIZE) for n in range(count)]
+    got: dict[int, bytes] = {}
+
+    async def receive() -> None:
+        for _ in range(2):
+            receiver.post(memoryview(bytearray(SIZE)))
+        while len(got) < count:
+            received = await receiver.receive()
+            number = received.key[1]
+            assert isinstance(number, int) and number not in got
+            got[number] = bytes(received.buffer)
+            between(len(got))
+            receiver.post(memoryview(bytearray(SIZE)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(receive)
+        for number in range(count):
+            await sender.send((0, number), memoryview(bytearray(data[number])), dtype=DType.uint8, shape=(SIZE,), order=number)
+    assert [got[n] for n in range(count)] == data
+
+
+async def test_tensors_go_over_a_circuit_of_their_own(autojump_clock: Clock) -> None:
+    async with town() as t:
+        relay = await t.relay(relay=RelayOffer(bulk_rate=10_000_000))
+        a, b, peer = await meet(t)
+        back = b.peer(a.peer_id)
+        assert back is not None
+        began = trio.current_time()
+        await send_all(t, peer, back, 60)
+        assert trio.current_time() - began < 60 * SIZE / 2e6
+        assert peer.stats.lanes == 1 and relay.gauges()["relay_circuits_bulk"] == 2
+        assert relay.counts["internal-error"] == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("how", ["closed", "silent"])
+async def test_nat_7_the_relay_in_use_fails_and_the_other_carries_on(how: str, seed: int, autojump_clock: Clock) -> None:
+    async with town(seed) as t:
+        await t.relay(relay=RelayOffer(bulk_rate=4_000_000))
+        await t.relay(relay=RelayOffer(bulk_rate=4_000_000))
+        a, b, peer = await meet(t)
+        back = b.peer(a.peer_id)
+        assert back is not None and peer.primary is not None
+        used = peer.primary.pipe.info().relay
+        (victim,) = [host for host, relay in zip(t.relay_hosts, t.relays, strict=True) if relay.peer_id == used]
+        stopped: list[float] = []
+        moved: list[float] = []
+
+        def between(count: int) -> None:
+            if count == 4:
+                stopped.append(trio.current_time())
+                if how == "closed":
+                    for pipe in list(victim.connections.values()):
+                        t.net.reset(pipe)
+                t.net.cut(victim)
+            elif stopped and not moved:
+                moved.append(trio.current_time())
+
+        with trio.fail_after(120):
+            await send_all(t, peer, back, 12, between)
+        assert moved and moved[0] - stopped[0] <= (5 if how == "closed" else 20)
+        assert a.peer(b.peer_id) is peer, "the same peer all along"
+
+
+async def test_nat_5_a_relay_connects_to_nobody_without_a_place(autojump_clock: Clock) -> None:
+    async with town() as t:
+        relay = await t.relay()
+        a, b, peer = await meet(t)
+        peer.goaway(Code.SHUTDOWN)
+        await until(lambda: a.peer(b.peer_id) is None and b.peer(a.peer_id) is None)
+        b.access.state = "public"  # gives its place up; its record, which a still has, says otherwise
+        await until(lambda: not b.access.relays.places)
+        with pytest.raises(DialFailed, match="has just ended") as caught:
+            await a.connect(b.peer_id, deadline_s=10)
+        assert {cause.code for cause in caught.value.causes.values()} == {Code.REFUSED}
+        gauges = relay.gauges()
+        assert gauges["relay_circuits_bulk"] == gauges["share_items"] == 0
