@@ -87,7 +87,7 @@ class Link:
         leftover: bytes,
         pending: list[Event],
     ) -> None:
-        self.pipe, self.session = pipe, session
+        self.pipe, self.session, self.relay = pipe, session, pipe.info().relay
         self.peer_id = peer_id
         self.initiator = initiator  # we dialled
         self.peer_run = peer_run
@@ -312,7 +312,7 @@ class Link:
         if self._over:
             return
         # The end of a circuit says something about the relay, nothing about the peer.
-        self.told = told and not heard_nothing(cause) and self.pipe.info().relay is None
+        self.told = told and not heard_nothing(cause) and self.relay is None
         for end in list(self.ends.values()):  # an end may close its stream
             end.on_pipe_end()
         self.session.receive_end(cause)

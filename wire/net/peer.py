@@ -6,6 +6,7 @@ until the loser has drained.  Which of them is *primary*, that is where new stre
 both ends compute alike:
 
 * a higher generation wins: it was made after one side had lost all connections, so the others are dead, seen or unseen;
+* of one generation a direct connection wins over one through a relay;
 * connections dialled by the peer with the lower id win over those dialled by the other, so both ends keep the same one;
 * among connections of one initiator the newest wins, because it made a new one for a reason.
 
@@ -115,7 +116,7 @@ class Peer:
     @property
     def relayed(self) -> bool:
         """Whether what we say now goes through a relay."""
-        return (self.primary or self._last).pipe.info().relay is not None
+        return (self.primary or self._last).relay is not None
 
     @property
     def path(self) -> str:

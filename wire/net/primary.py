@@ -32,7 +32,7 @@ def choose_primary(links: Sequence[Link], own: PeerId) -> Link | None:
         return None
     newest = max(link.generation for link in live)
     live = [link for link in live if link.generation == newest]
-    live = [link for link in live if link.pipe.info().relay is None] or live
+    live = [link for link in live if link.relay is None] or live
     lower_is_ours = own < live[0].peer_id
     by_lower = [link for link in live if link.initiator == lower_is_ours]
     return (by_lower or live)[-1]

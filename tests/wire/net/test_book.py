@@ -20,7 +20,7 @@ from wire.messages import PeerRecord
 from wire.net.book import PeerBook
 from wire.net.knownpeers import KnownPeers
 from wire.net.netevents import EVENTS_MAX, Announcer, Complaint
-from wire.net.ownrecord import OwnRecord
+from wire.net.ownrecord import OwnRecord, Standing
 
 NOW_UNIX = 1_800_000_000.0
 RNG = random.Random(0)
@@ -212,12 +212,19 @@ def own_record(scope: Scope, *announce: Address) -> OwnRecord:
 
 @pytest.mark.parametrize(
     ("scope", "hosts"),
-    [(Scope.HOST, ["127.0.0.1", "10.0.0.1", "8.0.0.1"]), (Scope.LAN, ["10.0.0.1", "8.0.0.1"]), (Scope.INTERNET, ["8.0.0.1"])],
+    [(Scope.HOST, ["127.0.0.1", "10.0.0.1", "8.0.0.1"]), (Scope.LAN, ["10.0.0.1", "8.0.0.1"]), (Scope.INTERNET, [])],
 )
 def test_a_wildcard_stands_for_the_interfaces_that_the_scope_allows(scope: Scope, hosts: list[str]) -> None:
     interfaces = ["127.0.0.1", "10.0.0.1", "8.0.0.1", "::1"]
     texts = own_record(scope).advertised([Address("0.0.0.0", 4001)], interfaces)
     assert texts == [f"/ip4/{host}/tcp/4001" for host in hosts]
+
+
+def test_in_internet_scope_only_what_others_have_reached_is_told() -> None:
+    reached = Address("8.0.0.1", 4001)
+    assert own_record(Scope.INTERNET).advertised([Address("0.0.0.0", 4001)], ["8.0.0.1"], [reached]) == [str(reached)]
+    with pytest.raises(ValueError):
+        own_record(Scope.INTERNET).advertised([], [], [Address("10.0.0.1", 4001)])
 
 
 def test_announced_addresses_come_first_and_must_be_fit_for_the_scope() -> None:
@@ -229,9 +236,9 @@ def test_announced_addresses_come_first_and_must_be_fit_for_the_scope() -> None:
 
 def test_each_seal_is_newer() -> None:
     own = own_record(Scope.HOST)
-    own.seal([Address("127.0.0.1", 4001)], [])
+    own.seal([Address("127.0.0.1", 4001)], [], Standing())
     first = open_peer_record(own.raw, now_unix=time.time(), run=RUN)
-    own.seal([Address("127.0.0.1", 4001)], [])
+    own.seal([Address("127.0.0.1", 4001)], [], Standing())
     second = open_peer_record(own.raw, now_unix=time.time(), run=RUN)
     assert second.statement.seq > first.statement.seq and own.revision == 2
     renewals = [own.renew_after_s(random.Random(number)) for number in range(100)]

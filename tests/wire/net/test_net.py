@@ -320,8 +320,8 @@ async def test_a_connect_that_nobody_waits_for_is_given_up(autojump_clock: Clock
 
 def test_the_primary_is_the_same_seen_from_both_ends() -> None:
     class FakeLink:
-        def __init__(self, initiator: bool, peer_id: object, draining: bool = False) -> None:
-            self.initiator, self.peer_id, self.draining, self.generation = initiator, peer_id, draining, 0
+        def __init__(self, initiator: bool, peer_id: object, draining: bool = False, relay: object = None) -> None:
+            self.initiator, self.peer_id, self.draining, self.generation, self.relay = initiator, peer_id, draining, 0, relay
 
     low, high = sorted(Identity.generate().peer_id for _ in range(2))
     for mine in ([True, False], [False, True], [True, True], [False, False], [True, False, True]):
@@ -331,6 +331,8 @@ def test_the_primary_is_the_same_seen_from_both_ends() -> None:
         chosen_by_high = choose_primary(theirs, high)  # type: ignore[arg-type]
         assert ours.index(chosen_by_low) == theirs.index(chosen_by_high)  # type: ignore[arg-type]
     assert choose_primary([FakeLink(True, high, draining=True)], low) is None  # type: ignore[list-item]
+    direct, circuit = FakeLink(False, high), FakeLink(True, high, relay=low)
+    assert choose_primary([direct, circuit], low) is direct  # type: ignore[list-item, comparison-overlap]
 
 
 # -- ends
