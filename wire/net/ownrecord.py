@@ -15,11 +15,9 @@ from pathlib import Path
 from wire.address import Address, AddressClass, Advertised, Scope
 from wire.envelope import NO_RUN, SequenceClock, seal_peer_record
 from wire.identity import Identity
-from wire.limits import Limits
+from wire.limits import RENEW_JITTER, Limits
 from wire.messages import PeerRecord
 from wire.net.transport import literal
-
-RENEW_JITTER = 0.1
 
 
 class OwnRecord:
