@@ -55,6 +55,16 @@ class OwnRecord:
         self.raw = seal_peer_record(self._identity, record, run=self._run, seq=seq, now_unix=now_unix, limits=self._limits)
         self.revision += 1
 
+    def seen(self, seq: int) -> bool:
+        """A record of ours with this number is about; True if ours must be signed anew to be the newest.
+
+        Without the sequence file, or with a clock set back, the numbers of an earlier process are higher than ours.
+        """
+        if seq <= self._sequence.last:
+            return False
+        self._sequence.at_least(seq)
+        return True
+
     def advertised(self, bound: Sequence[Address], interfaces: Sequence[str]) -> list[str]:
         """Addresses that may be told to others, in canonical text: announced ones first."""
         found = dict.fromkeys(str(Advertised(address.with_peer(None), self._scope)) for address in self._announce)
