@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from plnode.observe import events as e
 from wire.identity import PeerId
-from wire.net import Complaint, NetEvent, NotListening, PeerConnected, PeerLost, SeedStateChanged
+from wire.net import Complaint, NetEvent, NoSeedReachable, NotListening, PeerConnected, PeerLost, SeedStateChanged
 
 
 def told(event: NetEvent, stage_of: Callable[[PeerId], int | None]) -> e.Event | None:
@@ -14,6 +14,8 @@ def told(event: NetEvent, stage_of: Callable[[PeerId], int | None]) -> e.Event |
     match event:
         case SeedStateChanged(entry, state, reason):
             return e.SeedState(entry, state, reason)
+        case NoSeedReachable(reasons):
+            return e.Notice("no seed can be reached; all are tried again: " + "; ".join(f"{entry}: {why}" for entry, why in reasons))
         case PeerConnected(peer):
             return e.PeerSeen(str(peer.peer_id), stage_of(peer.peer_id))
         case PeerLost(peer_id, reason):

@@ -256,7 +256,7 @@ class Handshake:
         answer = decode_hello(framed, self._limits)
         if isinstance(answer, Refusal):
             wait = answer.retry_ms / 1000 if answer.retry_ms else None
-            raise error_for(answer.code, detail="the peer refused our hello", retry_after=wait)
+            raise error_for(answer.code, detail=answer.against(self._own), retry_after=wait)
         check_answer(self._own, answer)
         self._talk = _Talk(self._state(answer, self._encoded + framed), answer, answer)
         self._talk.noise.write(_empty)  # message 1, as it was sent with the hello

@@ -1,7 +1,7 @@
 """The hello: what two nodes say in clear before the first key exists.
 
     "PLW1" || u16 length || msgpack [versions, ciphers, run_tag, purpose, path, context]          at most 512 bytes
-    "PLW1" || u16 length || msgpack [code, retry_ms]                                              a refusal instead of an answer
+    "PLW1" || u16 length || msgpack [code, retry_ms, versions, run_tag]    a refusal instead of an answer; the last two are optional
 
 What for.  Noise cannot negotiate: both sides must know the suite before the first mixed byte.  The hello settles version and
 cipher, and lets two nodes of different runs part before any key agreement is paid for.  Both hellos, magic and length included,
@@ -24,7 +24,7 @@ Source: the project's wire specification, section "Hello and handshake".
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
@@ -88,13 +88,28 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """`[code, retry_ms]`: the responder will not go on.  In clear and unproven: believe it only for this attempt."""
+    """`[code, retry_ms]`: the responder will not go on.  In clear and unproven: believe it only for this attempt.
+
+    For VERSION and RUN_MISMATCH two more items say what the responder is, so that the one complaint can name both sides
+    (FIND-16): its versions and its run tag.  They decide nothing and are no part of what is compared.
+    """
 
     code: Code
     retry_ms: int = 0
+    versions: tuple[int, ...] = field(default=(), compare=False)
+    run_tag: bytes = field(default=b"", compare=False)
 
     def encode(self) -> bytes:
-        return frame_hello(pack([int(self.code), self.retry_ms]))
+        said: list[object] = [list(self.versions), self.run_tag] if self.versions or self.run_tag else []
+        return frame_hello(pack([int(self.code), self.retry_ms, *said]))
+
+    def against(self, own: Hello) -> str:
+        """Both sides in words: what the refusal says of its sender, and what we said."""
+        if self.code is Code.VERSION and self.versions:
+            return f"it speaks versions {list(self.versions)}, we {list(own.versions)}"
+        if self.code is Code.RUN_MISMATCH and self.run_tag:
+            return f"its run is {self.run_tag.hex()}.., ours {own.run_tag.hex()}.."
+        return "the peer refused our hello"
 
 
 def run_tag(run: bytes | None) -> bytes:
@@ -138,7 +153,9 @@ def decode_hello(framed: bytes, limits: Limits = DEFAULT_LIMITS) -> Hello | Refu
         if not _is_number(items[1], RETRY_MAX_MS):
             raise _malformed("retry_ms of a refusal")
         code = error_for(items[0]).code
-        return Refusal(Code.INTERNAL if code is Code.OK else code, items[1])
+        if code in (Code.OK, Code.SELF):
+            code = Code.INTERNAL  # nobody can refuse with these: SELF is what our own key has proven, and is never tried again
+        return Refusal(code, items[1], *_refuser(items[2:4]))
     if len(items) < 6:
         raise _malformed(f"{len(items)} items, 6 are needed")
     versions, ciphers, tag, purpose, path, context = items[:6]
@@ -184,14 +201,22 @@ def _malformed(what: str) -> RemoteProtocolError:
     return RemoteProtocolError(Code.PROTOCOL, f"malformed hello: {what}")
 
 
+def _refuser(items: tuple[object, ...]) -> tuple[tuple[int, ...], bytes]:
+    """(versions, run tag) behind a refusal; nothing for an older peer, or for what is not in order."""
+    match items:
+        case (tuple(versions), bytes(tag)) if len(versions) <= 16 and all(_is_number(item, 0xFFFF) for item in versions):
+            return versions, tag if len(tag) == RUN_TAG_BYTES else b""
+    return (), b""
+
+
 def choose(offer: Hello, own: Hello) -> Hello | Refusal:
     """The responder's answer to an offer: a pure function of both hellos.  `own.path` is how the connection really came."""
     common = set(offer.versions) & set(own.versions)
     cipher = choose_cipher(offer.ciphers, own.ciphers)
     if not common or cipher is None:
-        return Refusal(Code.VERSION)
+        return Refusal(Code.VERSION, versions=own.versions, run_tag=own.run_tag)
     if not tags_agree(offer.run_tag, own.run_tag):
-        return Refusal(Code.RUN_MISMATCH)
+        return Refusal(Code.RUN_MISMATCH, versions=own.versions, run_tag=own.run_tag)
     if offer.path is not own.path:
         # A circuit that calls itself direct would spare itself the relay's rules for what may travel over it.
         return Refusal(Code.PROTOCOL)

@@ -18,6 +18,8 @@ KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 
+RENEW_JITTER = 0.1  # of the renewal of signed records, so that a swarm that started in one tick does not renew in one
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -180,6 +182,13 @@ class Limits:
     exchange_first_s: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
     exchange_answer_interval_s: float = 5.0
     exchange_answer_burst: int = 5
+    seed_list_max_bytes: int = 32 * KIB  # 64 entries of 256 bytes and as much comment; signed it still fits one message
+    seed_list_ask_s: float = 5.0  # answered from memory
+    seed_fetch_max_bytes: int = 64 * KIB  # of a list at a URL, and of a file
+    seed_fetch_timeout_s: float = 10.0
+    observers_needed: int = 3  # distinct networks that must agree on our outside address
+    observers_max: int = 64  # networks whose word is kept
+    observation_life_s: float = 1800.0  # home lines change their address by night; reach is checked again as often
 
     # Measuring (perf/1)
     perf_seconds_max: float = 15.0  # a direction; 10 s leave slow start behind, and nobody else may measure meanwhile
@@ -221,6 +230,10 @@ class Limits:
                 continue  # one mixed connection
             if any(number <= 0 for number in (value if isinstance(value, tuple) else (value,))):
                 raise ValueError(f"{field.name} must be above zero, is {value}")
+        if self.peer_record_renew_s * (1 + RENEW_JITTER) >= self.peer_record_life_s:
+            # FIND-15: a record that is renewed later than it expires makes a live peer disappear.
+            latest = f"peer_record_renew_s = {self.peer_record_renew_s} (+ {RENEW_JITTER:.0%})"
+            raise ValueError(f"{latest} must be below peer_record_life_s = {self.peer_record_life_s}")
         for small, large in _NESTED:
             if getattr(self, small) > getattr(self, large):
                 raise ValueError(f"{small} = {getattr(self, small)} must not be above {large} = {getattr(self, large)}")
@@ -262,10 +275,12 @@ _NESTED: tuple[tuple[str, str], ...] = (
     ("resume_closed_s", "resume_silent_s"),
     ("ping_interval_s", "dead_after_s"),
     ("half_open_per_ip", "half_open_max"),
-    # FIND-15: a record that is renewed later than it expires makes a live peer disappear.
-    ("peer_record_renew_s", "peer_record_life_s"),
     ("peer_record_interval_s", "peer_record_renew_s"),
     ("seed_retry_min_s", "seed_retry_max_s"),
+    ("seed_revisit_min_s", "seed_revisit_max_s"),
+    ("seed_list_max_bytes", "seed_fetch_max_bytes"),
+    ("seed_list_max_bytes", "message_max_bytes"),
+    ("observers_needed", "observers_max"),
     ("dial_backoff_base_s", "dial_backoff_max_s"),
 )
 

@@ -40,6 +40,8 @@ __all__ = [
     "Posted",
     "Range",
     "Records",
+    "SeedListAnswer",
+    "SeedListAsk",
     "SessionHello",
     "Size",
     "Slot",
@@ -296,3 +298,20 @@ class PerfState:
     """From the first byte to the last so far."""
     over: bool = False
     """The sender has ended its direction."""
+
+
+@message(48)
+@dataclass(frozen=True, slots=True)
+class SeedListAsk:
+    """`seeds/1`: the newest signed seed list of this run, if it is newer than number `newer_than`."""
+
+    run: Annotated[bytes, Size(32)]
+    newer_than: U64 = 0
+
+
+@message(49, extensible=True)
+@dataclass(frozen=True, slots=True)
+class SeedListAnswer:
+    """`seeds/1`: an envelope of `plw/seeds/1` as its signer made it; empty if there is none that is newer."""
+
+    signed: Annotated[bytes, Size(max=_L.seed_list_max_bytes)]

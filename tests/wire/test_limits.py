@@ -29,7 +29,8 @@ def test_no_limit_is_zero(name: str) -> None:
 def test_find_15_renewal_later_than_expiry_is_refused_with_both_numbers() -> None:
     life = DEFAULT_LIMITS.peer_record_life_s
     replace(DEFAULT_LIMITS, peer_record_renew_s=0.5 * life)
-    replace(DEFAULT_LIMITS, peer_record_renew_s=life)
+    with pytest.raises(ValueError, match=r"peer_record_renew_s = 7200.* peer_record_life_s = 7200"):
+        replace(DEFAULT_LIMITS, peer_record_renew_s=life)
     with pytest.raises(ValueError, match=r"peer_record_renew_s = 21600.* peer_record_life_s = 7200"):
         replace(DEFAULT_LIMITS, peer_record_renew_s=3 * life)
 

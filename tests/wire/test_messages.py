@@ -32,6 +32,8 @@ from wire.messages import (
     Posted,
     Range,
     Records,
+    SeedListAnswer,
+    SeedListAsk,
     SessionHello,
     Size,
     Slot,
@@ -310,6 +312,8 @@ GOLDEN: list[tuple[Any, str]] = [
     (Ask(3, (7, 300)), "9309039207cd012c"),
     (Have(7, b"12345678", b"\x05"), "940a07c4083132333435363738c40105"),
     (Posted(8), "920b08"),
+    (SeedListAsk(bytes(32), 7), "9330c420" + "00" * 32 + "07"),
+    (SeedListAnswer(b"list"), "9231c4046c697374"),
     (PeerRecord(("/ip4/1.2.3.4/tcp/5",)), "990891b22f6970342f312e322e332e342f7463702f3590900101a7756e6b6e6f776e9000"),
 ]
 

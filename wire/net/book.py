@@ -34,7 +34,7 @@ from wire.unpacking import pack, unpack
 RECENT_S = 600.0
 # On disk: 1,000 peers of 16 addresses at ~60 bytes, and as much again.
 FILE_MAX_BYTES = 2 << 20
-FILE_FORMAT = 1
+FILE_FORMAT = 2
 _MOST_ON_DISK_IN_ONE_ARRAY = 500  # msgpack arrays of more than 1,024 items are refused by `unpack`
 
 
@@ -47,6 +47,7 @@ class Entry:
     record: OpenedRecord | None = None
     hints: dict[Address, float] = field(default_factory=dict)  # place -> Unix time of the last success
     heard_at: float = float("-inf")  # monotonic
+    reached_at: float = 0.0  # Unix time of the last connection, either way
     connected: bool = False
     lost: bool = False  # we were connected, or tried in vain, and have heard nothing since
     failures: int = 0
@@ -64,6 +65,7 @@ class PeerBook:
         self._limits = limits
         self._entries: dict[PeerId, Entry] = {}
         self._latest = Latest(limits.peer_book_max)
+        self.outside: frozenset[str] = frozenset()  # hosts that this node is seen as, or has itself
         self.changed = False  # something that belongs on disk
 
     def __len__(self) -> int:
@@ -77,16 +79,23 @@ class PeerBook:
         return tuple(entry.record for entry in self._entries.values() if entry.record is not None)
 
     def addresses(self, peer_id: PeerId) -> tuple[Address, ...]:
-        """Where to dial a peer: what its record names and our scope allows, those that worked last first, then hints, then circuits."""
+        """Where to dial a peer: what its record names and our scope allows, those that worked last first; then hints, then circuits.
+
+        Private ones in `internet` scope come last, and only if the peer has an outside address of ours: anywhere else they are
+        a stranger's (FIND-9).
+        """
         entry = self._entries.get(peer_id)
         if entry is None:
             return ()
         named = entry.record.addresses if entry.record is not None else ()
-        usable = [address.with_peer(None) for address in named if address.relay is None and may_dial(address, self._scope)]
+        direct = [address.with_peer(None) for address in named if address.relay is None]
+        usable = [address for address in direct if may_dial(address, self._scope)]
         usable.sort(key=lambda address: -entry.hints.get(address, 0.0))
         hints = sorted(entry.hints, key=lambda address: -entry.hints[address])
         circuits = [address for address in named if address.relay not in (None, self._own) and may_dial(address, self._scope)]
-        return tuple(dict.fromkeys([*usable, *hints, *circuits]))[: self._limits.addresses_per_peer_max]
+        neighbour = any(address.host in self.outside for address in usable)
+        private = [address for address in direct if neighbour and may_dial(address, self._scope, same_router=True)]
+        return tuple(dict.fromkeys([*usable, *hints, *circuits, *private]))[: self._limits.addresses_per_peer_max]
 
     def vouchers(self, peer_id: PeerId) -> tuple[bytes, ...]:
         """Those of its record: what relays have promised to it, and what they want to see of whoever calls."""
@@ -115,6 +124,7 @@ class PeerBook:
         entry.heard_at = now
         entry.lost = False
         entry.failures = 0
+        self.changed = True
         return True
 
     def connected(self, peer_id: PeerId, now: float, now_unix: float, *, run: bytes | None, address: Address | None) -> None:
@@ -123,11 +133,12 @@ class PeerBook:
         entry.connected, entry.lost, entry.failures, entry.heard_at = True, False, 0, now
         if run is not None:
             entry.run = run
+        entry.reached_at = now_unix
+        self.changed = True
         if address is not None and address.is_literal and address.relay is None:
             entry.hints[address.with_peer(None)] = now_unix
             while len(entry.hints) > self._limits.addresses_per_peer_max:
                 del entry.hints[min(entry.hints, key=lambda item: entry.hints[item])]
-            self.changed = True
 
     def disconnected(self, peer_id: PeerId, now: float) -> None:
         """The last connection ended."""
@@ -141,6 +152,7 @@ class PeerBook:
         if entry is not None and not entry.connected:
             entry.lost = True
             entry.failures += 1
+            self.changed = True
 
     # -- what we tell
 
@@ -164,9 +176,12 @@ class PeerBook:
         return [entry.record.statement.raw for entry in worth[:count] if entry.record is not None]
 
     def candidates(self, count: int, now_unix: float, rng: random.Random) -> list[PeerId]:
-        """Random peers worth dialling without having been asked to."""
-        found = [peer_id for peer_id, entry in self._entries.items() if not entry.connected and self.addresses(peer_id)]
-        return rng.sample(found, min(count, len(found)))
+        """Random peers worth dialling without having been asked to: those that failed least, and none unheard for 30 days."""
+        oldest = now_unix - self._limits.dial_hint_life_s
+        found = [entry for entry in self._entries.values() if not entry.connected and self._places(entry, oldest)]
+        rng.shuffle(found)
+        found.sort(key=lambda entry: entry.failures)
+        return [entry.peer_id for entry in found[:count]]
 
     # -- bounds
 
@@ -195,13 +210,28 @@ class PeerBook:
 
     # -- disk
 
-    def to_bytes(self) -> bytes:
-        """The last known peers: id, run, places with the time of their last success.  At most 1,000, the newest."""
-        reached = [entry for entry in self._entries.values() if entry.hints]
-        reached.sort(key=lambda entry: -max(entry.hints.values()))
+    def _places(self, entry: Entry, oldest: float) -> dict[Address, float]:
+        """Where a peer may be met, each with the Unix time of which that is known.
+
+        The places of a record count from its making: expired ones still serve as hints, for 30 days, and are never handed out.
+        """
+        made = 0.0
+        if entry.record is not None:
+            made = max(entry.reached_at, entry.record.statement.not_after - self._limits.peer_record_life_s)
+        found = dict.fromkeys(self.addresses(entry.peer_id), made) | entry.hints
+        return {address: at for address, at in found.items() if at >= oldest}
+
+    def to_bytes(self, now_unix: float) -> bytes:
+        """The last known peers: id, run, places with the time of their last success, failures in a row since.
+
+        At most 1,000: those that did not fail first, of these the ones that we were connected to, then the newest.
+        """
+        oldest = now_unix - self._limits.dial_hint_life_s
+        known = [(entry, places) for entry in self._entries.values() if (places := self._places(entry, oldest))]
+        known.sort(key=lambda item: (item[0].failures, not (item[0].hints or item[0].reached_at), -max(item[1].values())))
         rows = [
-            [entry.peer_id.raw, entry.run, [[str(address), int(at)] for address, at in entry.hints.items()]]
-            for entry in reached[: self._limits.known_peers_max]
+            [entry.peer_id.raw, entry.run, [[str(address), int(at)] for address, at in places.items()], entry.failures]
+            for entry, places in known[: self._limits.known_peers_max]
         ]
         size = _MOST_ON_DISK_IN_ONE_ARRAY
         return pack([FILE_FORMAT, [rows[start : start + size] for start in range(0, len(rows), size)]])
@@ -221,8 +251,8 @@ class PeerBook:
         count = 0
         for row in (row for part in parts for row in part):
             try:
-                raw, row_run, places = row
-                peer_id = PeerId(raw)
+                raw, row_run, places, failures = row
+                peer_id, failures = PeerId(raw), int(failures)
                 hints = {Address.parse(text): float(at) for text, at in places if at >= oldest}
             except (TypeError, ValueError):
                 continue
@@ -231,6 +261,7 @@ class PeerBook:
             entry = self._entries.get(peer_id) or self._add(peer_id, now_unix)
             entry.run = row_run
             entry.hints.update(hints)
+            entry.failures = failures
             count += 1
         return count
 

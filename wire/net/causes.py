@@ -43,6 +43,7 @@ LATER = "tried again later"
 SILENT = Cause("silent", "no answer", FIREWALL)
 NO_HANDSHAKE = Cause("no-handshake", "accepted the connection, but no handshake came", f"it is overloaded, or {OTHER_PROGRAM}")
 OUTRUN = Cause("outrun", "slower than another address of the same peer")
+ITSELF = Cause("self", "that address is this node itself", retryable=False, code=Code.SELF)
 _NO_FILES = Cause("local", "no file descriptors are left here", "raise the limit of open files", code=Code.RESOURCE_LIMIT)
 _FORBIDDEN = Cause("local", "this machine's firewall forbids the connection", "allow it", retryable=False, code=Code.REFUSED)
 
@@ -72,7 +73,7 @@ _BY_CODE: dict[Code, tuple[str, str, str]] = {
     Code.RATE_LIMITED: ("rate", "that peer had too many connections from here", LATER),
     Code.BANNED: ("banned", "that peer excludes this identity", "ask the run's owner"),
     Code.DUPLICATE_IDENTITY: ("duplicate", "another process runs with this identity", "stop one of the two"),
-    Code.SELF: ("self", "that address is this node itself", ""),
+    Code.SELF: (ITSELF.kind, ITSELF.words, ITSELF.help),
     Code.SHUTDOWN: ("shutdown", "that peer is stopping", LATER),
     Code.PROTOCOL: ("protocol", "what came is not our protocol", f"{OTHER_PROGRAM}, or one side is broken"),
     Code.TIMEOUT: ("silent", "no answer", FIREWALL),

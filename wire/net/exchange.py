@@ -39,7 +39,10 @@ JITTER = 0.2
 
 
 class PeerExchange:
-    """Asks and answers.  `peers` gives the connected peers; `learned` hears of each newer record."""
+    """Asks and answers.  `peers` gives the connected peers, `learned` hears of each newer record.
+
+    `own_seen` hears the number of each record of our own that somebody hands us.
+    """
 
     def __init__(
         self,
@@ -50,6 +53,8 @@ class PeerExchange:
         peers: Callable[[], Sequence[Peer]],
         learned: Callable[[OpenedRecord], None],
         own_record: Callable[[], bytes],
+        own: PeerId,
+        own_seen: Callable[[int], None],
         rng: random.Random,
         counts: Counter[str],
     ) -> None:
@@ -59,6 +64,8 @@ class PeerExchange:
         self._peers = peers
         self._learned = learned
         self._own_record = own_record
+        self._own = own
+        self._own_seen = own_seen
         self._rng = rng
         self._counts = counts
         self._verified = VerifiedCache(limits.verified_cache_max)
@@ -124,6 +131,10 @@ class PeerExchange:
             opened = open_peer_record(
                 data, now_unix=now_unix, run=run, signer=signer, verified=self._verified, limits=self._limits
             )
+            if opened.peer_id == self._own:
+                # Never taken over (FIND-10).  But a higher number than ours would make all that we sign now stale for its readers.
+                self._own_seen(opened.statement.seq)
+                return False
             newer = self._book.learn(opened, trio.current_time(), now_unix)
         except BadEnvelope as error:
             self._counts[f"record-{type(error).__name__.lower()}"] += 1

@@ -2,6 +2,10 @@
 
 Written whole and atomically (a new file, then a rename), every 60 s if something changed and at the end, at most 1,000 peers.  A
 file that cannot be read or makes no sense is complained of once and ignored: losing hints is no reason not to start.
+
+Four random ones are dialled as soon as somebody is connected, so that a node with one seed hangs on more than that seed, and 2 s
+after the start if nobody is.  While the node is alone, four more again and again in the rhythm of the seeds, those that failed
+least first: of 1,000 peers of last week, four are dead more often than not.
 """
 
 from __future__ import annotations
@@ -33,6 +37,8 @@ class KnownPeers:
         self._run = run
         self._limits = limits
         self._complained = False
+        self._met = trio.Event()
+        self._alone = trio.Event()
 
     def load(self, complain: Callable[[str], None]) -> None:
         if self._path is None:
@@ -54,7 +60,7 @@ class KnownPeers:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with scratch.open("wb") as file:
-                file.write(self._book.to_bytes())
+                file.write(self._book.to_bytes(time.time()))
                 file.flush()
                 os.fsync(file.fileno())
             scratch.replace(self._path)
@@ -70,14 +76,27 @@ class KnownPeers:
             await trio.sleep(self._limits.known_peers_write_s)
             self.write(complain)
 
+    def connected(self) -> None:
+        """A peer is here."""
+        self._met.set()
+
+    def alone(self) -> None:
+        """The last peer is gone."""
+        self._alone.set()
+
     async def dial_some(
         self,
         delay_s: float,
         peers: Callable[[], Sequence[Peer]],
         connect: Callable[[PeerId], Awaitable[Peer]],
         rng: random.Random,
+        *,
+        lasting: bool,
     ) -> None:
-        """After `delay_s`, if nobody is connected: dial four random ones.  That the others fail is no news."""
+        """As the module says, `delay_s` at most before the first four.  That some fail is no news.
+
+        `lasting`: for ever.  A node that neither keeps peers nor has seeds is somebody's tool, and dials whom it is told to.
+        """
 
         async def one(peer_id: PeerId) -> None:
             try:
@@ -85,9 +104,17 @@ class KnownPeers:
             except WireError as error:
                 log.debug("known peer %s: %s", peer_id, error)
 
-        await trio.sleep(delay_s)
-        if peers():
-            return
-        async with trio.open_nursery() as nursery:
-            for peer_id in self._book.candidates(self._limits.known_peers_dialled, time.time(), rng):
-                nursery.start_soon(one, peer_id)
+        limits, rounds = self._limits, 0
+        with trio.move_on_after(delay_s):
+            await self._met.wait()
+        while True:
+            async with trio.open_nursery() as nursery:
+                for peer_id in self._book.candidates(limits.known_peers_dialled, time.time(), rng):
+                    nursery.start_soon(one, peer_id)
+            rounds += 1
+            if not lasting:
+                return
+            if peers():
+                rounds, self._alone = 0, trio.Event()
+                await self._alone.wait()
+            await trio.sleep(rng.uniform(0, min(limits.seed_retry_max_s, limits.seed_retry_min_s * 2.0 ** min(rounds, 16))))

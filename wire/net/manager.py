@@ -26,7 +26,7 @@ from wire.errors import Code, ConnectionLost, WireError, error_for
 from wire.events import GoAwayReceived, HelloReceived, StreamOpened
 from wire.identity import PeerId
 from wire.limits import Limits
-from wire.net.causes import Cause
+from wire.net.causes import ITSELF, Cause
 from wire.net.dial import BackOff, DialFailed, DialRate, dial_from, plan_dial, race
 from wire.net.firstbytes import Greeted, read_greeting
 from wire.net.link import Link
@@ -76,6 +76,7 @@ class Manager:
         dial from, 0 for any."""
         self.peers: dict[PeerId, Peer] = {}
         self.backoff = BackOff(limits)
+        self.own_places: set[tuple[str, int]] = set()  # host and port that lead to this node itself: never dialled
         self.counts: Counter[str] = Counter()
         self._local = local
         self._own = local.identity.peer_id
@@ -206,6 +207,12 @@ class Manager:
         failed: dict[Address, Cause] = {}
         for address in addresses:
             literals += await self._resolve(address, failed)
+        failed |= {
+            address: ITSELF
+            for address in literals
+            if address.relay is None and (address.host, address.port) in self.own_places
+        }
+        literals = [address for address in literals if address not in failed]
         attempts, held = plan_dial(literals, self.backoff, float("inf") if patient else now, self._limits)
 
         async def attempt(address: Address) -> tuple[Address, Link]:
@@ -216,7 +223,7 @@ class Manager:
             attempt,
             lambda won: won[1].discard(),
             at_once=self._limits.dials_at_once_per_peer,
-            failed=lambda address, cause: self.backoff.failed(address, cause, trio.current_time()),
+            failed=self._failed,
         )
         if isinstance(found, dict):
             if expected is not None:
@@ -226,6 +233,11 @@ class Manager:
         self.backoff.forget((address,))
         link.dialled = address
         return await self.adopt(link)
+
+    def _failed(self, address: Address, cause: Cause) -> None:
+        self.backoff.failed(address, cause, trio.current_time())
+        if cause.code is Code.SELF:
+            self.own_places.add((address.host, address.port))  # proven by our own key: one attempt an address (FIND-10)
 
     async def _resolve(self, address: Address, failed: dict[Address, Cause]) -> Sequence[Address]:
         if address.is_literal:

@@ -49,6 +49,13 @@ class SeedStateChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class NoSeedReachable:
+    """The last seed that could be hoped for has failed.  No end: all are tried again, and known peers beside them."""
+
+    reasons: tuple[tuple[str, str], ...]  # (entry, why), in words
+
+
+@dataclass(frozen=True, slots=True)
 class RecordLearned:
     """A newer signed record of another peer came."""
 
@@ -77,7 +84,7 @@ class Complaint:
     text: str
 
 
-NetEvent = PeerConnected | PeerLost | SeedStateChanged | RecordLearned | Listening | NotListening | Complaint
+NetEvent = PeerConnected | PeerLost | SeedStateChanged | NoSeedReachable | RecordLearned | Listening | NotListening | Complaint
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The network of a node behind one object: `async with open_net(...) as net`.
 
-What belongs together here and nowhere else: listeners, seeds, the peer book, peer exchange, the node's own signed record, and the
-manager of connections.  Each is a file of its own that does not know the others; this one connects them and owns their nursery.
+What belongs together here and nowhere else: listeners, discovery, the peer book, the node's own signed record, and the manager of
+connections.  Each is a file of its own that does not know the others; this one connects them and owns their nursery.
 
 Order of the end: no new connections, SHUTDOWN to every peer, a second for them to go, then everything is cancelled, the known
 peers are written down and the sockets are closed.  A cancel of the surrounding scope takes the same way.
@@ -24,38 +24,34 @@ import trio
 from wire.address import Address, Scope
 from wire.delivered import DeliveredKeys
 from wire.envelope import OpenedRecord
-from wire.errors import Code, WireError, error_for
+from wire.errors import Code, error_for
 from wire.hello import Hello, Refusal, preferred_ciphers
 from wire.identity import Identity, PeerId
 from wire.limits import DEFAULT_LIMITS, Limits
-from wire.messages import SessionHello, Want
-from wire.net import exchange
+from wire.messages import SeedListAsk, SessionHello, Want
+from wire.net import discovery, exchange
 from wire.net.access import Access
 from wire.net.book import PeerBook
-from wire.net.exchange import PeerExchange
+from wire.net.discovery import Discovery
 from wire.net.interfaces import descriptor_limit, watch_interfaces
-from wire.net.knownpeers import KnownPeers
 from wire.net.link import Link
 from wire.net.listen import Admission, accept_loop, bind_all
 from wire.net.manager import Manager
 from wire.net.memory import process_budget
 from wire.net.netevents import (
     Announcer,
-    Complaint,
     Listening,
     NetEvent,
     NotListening,
     PeerConnected,
     PeerLost,
-    RecordLearned,
-    SeedStateChanged,
     Traffic,
 )
 from wire.net.ownrecord import OwnRecord
 from wire.net.peer import Peer
 from wire.net.relay import RelayOffer
 from wire.net.seedlist import SeedEntry, SeedList
-from wire.net.seeds import SeedKeeper, SeedState, SeedStatus
+from wire.net.seeds import SeedState
 from wire.net.services import ChannelHandler, Handler, Service, Services, TensorService, calls
 from wire.net.transport import Listener, TcpTransport, Transport, literal_text
 from wire.net.upgrade import Local
@@ -93,7 +89,6 @@ class Net:
         self.limits = limits
         self.addresses: tuple[Address, ...] = ()
         self.services = Services()
-        self.seed_states: dict[SeedEntry, SeedState] = {}
         self._scope = scope
         self._agent = agent
         self._inbound_max = min(limits.inbound_connections_max, descriptor_limit() // 4)
@@ -108,7 +103,6 @@ class Net:
         self._ended = [0, 0]
         self._nursery: trio.Nursery | None = None
         self.book = PeerBook(self.peer_id, scope, limits)
-        self._known_peers = KnownPeers(self.book, None if data_dir is None else data_dir / "known-peers", run, limits)
         local = Local(
             identity=identity,
             run=run,
@@ -148,20 +142,30 @@ class Net:
             sent_bytes=lambda: self.traffic().bytes_out,
             changed=self._publish,
         )
-        self._exchange = PeerExchange(
-            self.book,
-            run,
-            limits,
+        self.discovery = Discovery(
+            self.peer_id,
+            run=run,
+            seeds=seeds,
+            data_dir=data_dir,
+            limits=limits,
+            book=self.book,
+            manager=self.manager,
+            transport=transport,
+            own_record=self._record,
+            publish=self._publish,
+            emit=self._announcer.emit,
             peers=self.peers,
-            learned=self._on_learned,
-            own_record=lambda: self._record.raw,
-            rng=rng,
             counts=self.counts,
+            rng=rng,
         )
-        self._keeper: SeedKeeper | None = None
-        if seeds is not None:
-            self._keeper = SeedKeeper(seeds, self, limits, report=self._on_seed, complain=self._complain, rng=rng)
+        self._exchange = self.discovery.exchange
         self.serve_calls(exchange.PROTOCOL, Want, self._exchange.answer, guest=True)
+        self.serve_calls(discovery.PROTOCOL, SeedListAsk, self.discovery.answer_list, guest=True)
+
+    @property
+    def seed_states(self) -> dict[SeedEntry, SeedState]:
+        """What is known of each seed of the list."""
+        return {} if self.discovery.keeper is None else dict(self.discovery.keeper.states)
 
     # -- who is there
 
@@ -239,29 +243,6 @@ class Net:
         """The table of delivered keys of a tensor protocol: raise its watermark when old steps will never come again."""
         return self.services.tensors(protocol).delivered
 
-    # -- Reach: what the seed keeper needs
-
-    async def dial_seed(self, entry: SeedEntry) -> PeerId:
-        address = entry.address
-        if self._is_own(address):
-            raise error_for(Code.SELF, local=True)
-        if address.peer_id is not None and (peer := self.peer(address.peer_id)) is not None:
-            return peer.peer_id
-        peer = await self.manager.dial([address], expected=address.peer_id, target=str(entry), patient=True, seed=True)
-        return peer.peer_id
-
-    async def wait_lost(self, peer_id: PeerId) -> WireError | None:
-        peer = self.manager.peers.get(peer_id)
-        return None if peer is None else await peer.wait_closed()
-
-    def connected_peers(self) -> int:
-        return len(self.manager.peers)
-
-    def _is_own(self, address: Address) -> bool:
-        return address.peer_id == self.peer_id or any(
-            (bound.host, bound.port) == (address.host, address.port) for bound in self.addresses
-        )
-
     # -- from start to end
 
     def _start(self, listeners: list[Listener], failures: Sequence[tuple[Address, str]], nursery: trio.Nursery) -> None:
@@ -277,23 +258,16 @@ class Net:
         for address, why in failures:
             self._announcer.emit(NotListening(address, why))
         self._seal()
-        self._known_peers.load(self._complain)
         nursery.start_soon(self._renew)
         nursery.start_soon(watch_interfaces, self._transport, self._on_interfaces)
         self.access.start(self.addresses, nursery)
-        nursery.start_soon(self._exchange.run)
-        nursery.start_soon(self._known_peers.write_regularly, self._complain)
-        delay_s = 0.0 if self._keeper is None else self.limits.known_peers_delay_s
-        nursery.start_soon(self._known_peers.dial_some, delay_s, self.peers, self.connect, self._rng)
-        if self._keeper is not None:
-            self.seed_states = self._keeper.states
-            nursery.start_soon(self._keeper.run)
+        self.discovery.start(nursery, self.addresses, self.connect)
 
     async def _stop(self) -> None:
         for listener in self._listeners:
             listener.close()
         await self.manager.close(grace_s=GOODBYE_S)
-        self._known_peers.write(self._complain)
+        self.discovery.stop()
         self._announcer.close()
 
     # -- our own record
@@ -316,6 +290,7 @@ class Net:
         """This machine's addresses changed: what failed says nothing any more, what stands may be dead."""
         self.manager.backoff.forget_all()
         self.manager.ping_all()
+        self.discovery.addresses_changed()
         self._publish()
 
     def _hello(self, peer_id: PeerId, guest: bool, info: PipeInfo, generation: int | None = None) -> SessionHello:
@@ -340,37 +315,22 @@ class Net:
 
     # -- what happens
 
-    def _complain(self, text: str) -> None:
-        self._announcer.emit(Complaint(text))
-
     def _on_connected(self, peer: Peer, link: Link) -> None:
         self.book.connected(peer.peer_id, trio.current_time(), time.time(), run=link.peer_run, address=link.dialled)
-        peer.heard = self._on_hello
-        self._on_hello(peer, link.hello)
+        peer.heard = self.discovery.on_hello
+        self.discovery.on_hello(peer, link.hello)
+        self.discovery.on_connected(peer)
         self._announcer.emit(PeerConnected(peer))
         if self._nursery is not None:
             self._nursery.start_soon(self._exchange.ask, peer)
-
-    def _on_hello(self, peer: Peer, hello: SessionHello) -> None:
-        if hello.peer_record:
-            self._exchange.take(hello.peer_record, peer.peer_id)
 
     def _on_lost(self, peer: Peer) -> None:
         self._ended[0] += peer.tally.socket[0]
         self._ended[1] += peer.tally.socket[1]
         self.book.disconnected(peer.peer_id, trio.current_time())
-        self._exchange.forget(peer.peer_id)
+        self.discovery.on_lost(peer)
         assert peer.reason is not None
         self._announcer.emit(PeerLost(peer.peer_id, peer.reason))
-
-    def _on_learned(self, record: OpenedRecord) -> None:
-        self.manager.backoff.forget(record.addresses)
-        self._announcer.emit(RecordLearned(record))
-
-    def _on_seed(self, state: SeedState) -> None:
-        if state.status is SeedStatus.REMOVED:
-            self.seed_states.pop(state.entry, None)
-        self._announcer.emit(SeedStateChanged(str(state.entry), str(state.status), state.reason))
 
 
 @asynccontextmanager

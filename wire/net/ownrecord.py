@@ -18,11 +18,9 @@ from pathlib import Path
 from wire.address import Address, AddressClass, Advertised, Scope
 from wire.envelope import NO_RUN, SequenceClock, seal_peer_record
 from wire.identity import Identity
-from wire.limits import Limits
+from wire.limits import RENEW_JITTER, Limits
 from wire.messages import PeerRecord
 from wire.net.transport import literal
-
-RENEW_JITTER = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +78,16 @@ class OwnRecord:
         seq = self._sequence.next(now_unix)
         self.raw = seal_peer_record(self._identity, record, run=self._run, seq=seq, now_unix=now_unix, limits=self._limits)
         self.revision += 1
+
+    def seen(self, seq: int) -> bool:
+        """A record of ours with this number is about; True if ours must be signed anew to be the newest.
+
+        Without the sequence file, or with a clock set back, the numbers of an earlier process are higher than ours.
+        """
+        if seq <= self._sequence.last:
+            return False
+        self._sequence.at_least(seq)
+        return True
 
     def advertised(self, bound: Sequence[Address], interfaces: Sequence[str], reachable: Sequence[Address] = ()) -> list[str]:
         """Direct addresses that may be told to others, in canonical text: announced ones first."""

@@ -1,126 +1,171 @@
-"""Seed lists: the one thing a contributor must have to find a swarm.
+"""Where a node's seeds stand: typed entries, files, URLs and the run owner's signed list, together one list.
 
-Plain form: one entry a line, `host:port`, `ID@host:port`, or a long address (`/dns/seed.example/tcp/4001/p2p/ID`); `#` begins
-a comment; blank lines count for nothing.  An entry with an id is pinned: whoever answers there must prove that id.  Without
-one, the seed is whoever the handshake proves; that is safe because a seed only introduces peers, and what it hands out
-is signed by others.
+A person names *places*, each in one word: an entry itself (`host:port`, `ID@host:port`, `/dns/...`), a file, or a URL
+(`http://`, `https://`).  A file or URL holds a plain list (`seedentries.py`) or a signed one (`signedseeds.py`); the first byte
+tells which.  What goes wrong: a list was wrong for a minute while somebody saved it, a web server answers with its error page, a
+new list is longer than 64.  A place whose content cannot be used is complained of once a content, and its old entries stay in
+force.  A file must be in order when the node starts, because the person is there to mend it; a URL that does not answer then is
+a seed that does not answer: fetched again for ever.
 
-A mistake in the file is named with file and line, because the person who made it sees only "no peers" otherwise.  All mistakes
-are collected and reported together.  A list that was changed while the node runs is read again; if the new text is wrong, the
-old entries stay in force.
+This file reads files and nothing else; who fetches URLs hands their content in (`put`).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from wire.address import Address
-from wire.errors import Code, LocalProtocolError, WireError, printable
+from wire.envelope import BadEnvelope
+from wire.identity import PeerId
 from wire.limits import DEFAULT_LIMITS, Limits
+from wire.net.seedentries import SeedEntry, SeedListError, parse_seed_list
+from wire.net.signedseeds import ENVELOPE_FIRST_BYTE, SignedLists
 
-# 64 entries of at most 256 bytes with as much comment again; a larger file is not a seed list.
-FILE_MAX_BYTES = 64 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class SeedEntry:
-    """One seed.  Two entries with the same address are the same seed, wherever they stand."""
-
-    address: Address
-    where: str = field(default="", compare=False)  # "seeds.txt:3", for messages
-
-    def __str__(self) -> str:
-        return str(self.address)
+__all__ = ["SeedEntry", "SeedList", "SeedListError", "is_url"]
 
 
-class SeedListError(LocalProtocolError):
-    """A seed list that cannot be used.  `problems` holds one sentence a mistake, each beginning with file:line."""
+@dataclass(slots=True)
+class _Place:
+    """A file or URL, and what it held the last time."""
 
-    def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = tuple(problems)
-        super().__init__(self.problems[0], code=Code.PROTOCOL)
-
-    def __str__(self) -> str:
-        return "\n".join(self.problems)
-
-
-def parse_seed_list(text: str, source: str = "seed list", limits: Limits = DEFAULT_LIMITS) -> tuple[SeedEntry, ...]:
-    """The entries of a plain list in order, doubles removed.  Raises `SeedListError` naming source and line of every mistake."""
-    entries: dict[SeedEntry, None] = {}
-    problems: list[str] = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        content = line.partition("#")[0].strip()
-        if not content:
-            continue
-        where = f"{source}:{number}"
-        try:
-            address = Address.parse(content)
-        except (WireError, ValueError) as error:
-            why = error.detail if isinstance(error, WireError) else str(error)
-            problems.append(f"{where}: {printable(content)!r} is not a seed: {why}; write host:port or ID@host:port")
-            continue
-        if address.port == 0:
-            problems.append(f"{where}: {printable(content)!r} has port 0, which nobody can dial")
-            continue
-        entries.setdefault(SeedEntry(address, where))
-    if not problems and not entries:
-        problems.append(f"{source}: no seed in it; write one host:port or ID@host:port a line")
-    if len(entries) > limits.seeds_max:
-        problems.append(f"{source}: {len(entries)} seeds, at most {limits.seeds_max} are used")
-    if problems:
-        raise SeedListError(problems)
-    return tuple(entries)
+    name: str
+    content: bytes | None = None
+    entries: tuple[SeedEntry, ...] = ()
 
 
 class SeedList:
-    """The entries in force, and the file they came from if there is one."""
+    """The entries in force.  `signed`: the lists of the run's owner, also those that come from the network."""
 
-    def __init__(self, entries: Sequence[SeedEntry], *, path: Path | None = None, content: bytes = b"") -> None:
-        self.entries = tuple(entries)
-        self.path = path
-        self._content = content
+    def __init__(
+        self,
+        typed: Sequence[SeedEntry] = (),
+        *,
+        files: Sequence[Path] = (),
+        urls: Sequence[str] = (),
+        signed: SignedLists | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        self.signed = signed or SignedLists(limits=limits)
+        self._typed = tuple(typed)
+        self._files = [_Place(str(path)) for path in files]
+        self._urls = {url: _Place(url) for url in urls}
+        self._limits = limits
 
     @classmethod
     def of(cls, *texts: str, limits: Limits = DEFAULT_LIMITS) -> SeedList:
-        """From single entries, e.g. command line flags."""
-        return cls(parse_seed_list("\n".join(texts), "seed", limits))
+        """From single entries.  Raises `SeedListError`."""
+        return cls(parse_seed_list("\n".join(texts), "seed", limits), limits=limits)
 
     @classmethod
     def read(cls, path: Path, limits: Limits = DEFAULT_LIMITS) -> SeedList:
-        """From a plain file.  Raises `SeedListError`, also for a file that cannot be read."""
-        content = _content(path)
-        return cls(parse_seed_list(_text(content, path), str(path), limits), path=path, content=content)
+        """From one file.  Raises `SeedListError`, also for a file that cannot be read."""
+        return cls.gather([str(path)], limits=limits)
 
-    def reread(self, limits: Limits = DEFAULT_LIMITS) -> bool:
-        """Read the file again; True if the entries changed.  Raises `SeedListError` once per bad text and keeps the entries."""
-        if self.path is None:
-            return False
-        content = _content(self.path)
-        if content == self._content:
-            return False
-        self._content = content
-        entries = parse_seed_list(_text(content, self.path), str(self.path), limits)
-        changed = set(entries) != set(self.entries)
-        self.entries = entries
-        return changed
+    @classmethod
+    def gather(
+        cls, places: Sequence[str], *, owner: PeerId | None = None, run: bytes | None = None, limits: Limits = DEFAULT_LIMITS
+    ) -> SeedList:
+        """From places as people name them.  `owner`, `run`: whose signed lists count; see `SignedLists`.
+
+        Raises `SeedListError` for a file that cannot be used and for more than 64 entries; URLs are not looked at yet.
+        """
+        typed, files, urls = [], [], []
+        for place in places:
+            if is_url(place):
+                urls.append(place)
+            elif (entry := _entry(place)) is not None:
+                typed.append(entry)
+            else:
+                files.append(Path(place))
+        found = cls(typed, files=files, urls=urls, signed=SignedLists(owner, run, limits), limits=limits)
+        found.reread()
+        if len(found._all()) > limits.seeds_max:
+            raise SeedListError([f"{len(found._all())} seeds in all, at most {limits.seeds_max} are used"])
+        if not urls and not found.entries:
+            raise SeedListError(["no seed was given"])
+        return found
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return tuple(self._urls)
+
+    @property
+    def entries(self) -> tuple[SeedEntry, ...]:
+        """At most 64: typed ones, then files, URLs and signed lists in their order; each once."""
+        return self._all()[: self._limits.seeds_max]
+
+    def _all(self) -> tuple[SeedEntry, ...]:
+        places = [entry for place in (*self._files, *self._urls.values()) for entry in place.entries]
+        return tuple(dict.fromkeys([*self._typed, *places, *self.signed.entries]))
+
+    def reread(self) -> bool:
+        """Read the files again; True if the entries changed.
+
+        Raises `SeedListError`, once a bad content, after everything else has been read; what was bad keeps its old entries.
+        """
+        before = set(self.entries)
+        problems: list[str] = []
+        for place in self._files:
+            try:
+                self._take(place, _content(Path(place.name), self._limits.seed_fetch_max_bytes))
+            except SeedListError as error:
+                problems += error.problems
+        if problems:
+            raise SeedListError(problems)
+        return set(self.entries) != before
+
+    def put(self, url: str, content: bytes) -> bool:
+        """The content of a URL has come; True if the entries changed.  Raises `SeedListError`, once a bad content."""
+        before = set(self.entries)
+        self._take(self._urls[url], content)
+        return set(self.entries) != before
+
+    def _take(self, place: _Place, content: bytes) -> None:
+        if content == place.content:
+            return
+        place.content = content
+        if content[:1] == bytes([ENVELOPE_FIRST_BYTE]):
+            try:
+                self.signed.take(content, time.time(), own_hand=True)
+            except BadEnvelope as error:
+                raise SeedListError([f"{place.name}: a signed list that is not believed: {error}"]) from error
+            place.entries = ()
+        else:
+            place.entries = parse_seed_list(_text(content, place.name), place.name, self._limits)
 
 
-def _content(path: Path) -> bytes:
+def is_url(place: str) -> bool:
+    return place.lower().startswith(("http://", "https://"))
+
+
+def _entry(place: str) -> SeedEntry | None:
+    """The entry that a word is; None for what must be a file."""
+    try:
+        address = Address.parse(place)
+    except ValueError:
+        return None
+    if address.port == 0:
+        raise SeedListError([f"{place}: port 0 is one that nobody can dial"])
+    return SeedEntry(address, "typed")
+
+
+def _content(path: Path, most: int) -> bytes:
     try:
         with path.open("rb") as file:
-            content = file.read(FILE_MAX_BYTES + 1)
+            content = file.read(most + 1)
     except OSError as error:
         raise SeedListError([f"{path}: {error.strerror}"]) from error
-    if len(content) > FILE_MAX_BYTES:
-        raise SeedListError([f"{path}: more than {FILE_MAX_BYTES} bytes: not a seed list"])
+    if len(content) > most:
+        raise SeedListError([f"{path}: more than {most} bytes: not a seed list"])
     return content
 
 
-def _text(content: bytes, path: Path) -> str:
+def _text(content: bytes, name: str) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise SeedListError([f"{path}:{line}: not UTF-8 text: not a seed list"]) from error
+        raise SeedListError([f"{name}:{line}: not UTF-8 text: not a seed list"]) from error

@@ -27,7 +27,7 @@ from wire.budget import UnreadBudget
 from wire.errors import Code, ConnectionLost, LimitExceeded, RemoteProtocolError, WireError
 from wire.events import Event, HelloReceived, SessionClosed
 from wire.handshake import Handshake, Secrets
-from wire.hello import Hello, Purpose, Refusal, run_tag
+from wire.hello import VERSIONS, Hello, Purpose, Refusal, run_tag
 from wire.identity import Identity, PeerId
 from wire.limits import Limits
 from wire.messages import SessionHello
@@ -53,6 +53,7 @@ class Local:
     run: bytes | None  # run id; None: no manifest yet, or a seed for all runs
     ciphers: tuple[Cipher, ...]
     limits: Limits
+    versions: tuple[int, ...] = VERSIONS  # of the protocol
     # (peer, guest, what is known of the pipe) -> the HELLO frame to send
     hello: Callable[[PeerId, bool, PipeInfo], SessionHello]
     # (protocol, guest) -> None to accept, else the code to refuse with
@@ -95,7 +96,12 @@ async def _handshake(
     handshake = Handshake(
         initiator,
         local.identity,
-        Hello(ciphers=local.ciphers, run_tag=run_tag(local.run), purpose=Purpose.BULK if ticket else Purpose.CONTROL),
+        Hello(
+            ciphers=local.ciphers,
+            versions=local.versions,
+            run_tag=run_tag(local.run),
+            purpose=Purpose.BULK if ticket else Purpose.CONTROL,
+        ),
         local.limits,
         expected=expected,
         own_run=local.run,

@@ -157,7 +157,7 @@ def test_known_peers_survive_the_disk_and_old_or_foreign_ones_do_not() -> None:
     known.connected(foreign, 0.0, NOW_UNIX, run=OTHER_RUN, address=Address("8.0.0.2", 4001))
     known.connected(old, 0.0, NOW_UNIX - 31 * 86400, run=RUN, address=Address("8.0.0.3", 4001))
     again = book()
-    assert again.load(known.to_bytes(), RUN, NOW_UNIX) == 1
+    assert again.load(known.to_bytes(NOW_UNIX), RUN, NOW_UNIX) == 1
     assert again.addresses(ours) == (Address("8.0.0.1", 4001),)
     assert again.candidates(4, NOW_UNIX, RNG) == [ours]
     assert not again.sample(24, RUN, (), 0.0, NOW_UNIX, RNG)  # hints are never handed out
@@ -168,7 +168,7 @@ def test_a_thousand_known_peers_fit_and_no_more_are_written() -> None:
     for number in range(1200):
         known.connected(PeerId(fake_key(number)), 0.0, NOW_UNIX + number, run=RUN, address=Address("10.0.0.1", 1 + number))
     again = book()
-    assert again.load(known.to_bytes(), RUN, NOW_UNIX) == 1000
+    assert again.load(known.to_bytes(NOW_UNIX), RUN, NOW_UNIX) == 1000
     assert again.get(PeerId(fake_key(1199))) is not None and again.get(PeerId(fake_key(0))) is None
 
 

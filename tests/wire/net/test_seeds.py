@@ -126,6 +126,12 @@ class FakeReach:
     def connected_peers(self) -> int:
         return self.others + len(self.lost)
 
+    async def moved(self, entry: SeedEntry, peer_id: PeerId) -> bool:
+        return False
+
+    async def ask_list(self, peer_id: PeerId, newer_than: int) -> bytes:
+        return b""
+
 
 ONE, TWO, THREE = (f"/ip4/8.0.0.{number}/tcp/4001" for number in (1, 2, 3))
 SILENT = error_for(Code.TIMEOUT)
