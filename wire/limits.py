@@ -196,6 +196,20 @@ class Limits:
     perf_peer_interval_s: float = 60.0  # one measurement of a peer in so long: at most half of a line's idle share
     perf_pulses_per_s: float = 20.0  # round trips within a measurement; ours are 5 a second
 
+    # Reachability
+    reach_addresses_max: int = 4  # a question: IPv4 and IPv6, own and mapped
+    reach_verdict_max_bytes: int = 1024
+    reach_checkers: int = 3  # of which two must agree
+    reach_agree: int = 2
+    reach_again_s: float = 1800.0  # leases and forwardings of home routers change about daily
+    reach_verdict_life_s: float = 3600.0
+    reach_dial_s: float = 5.0  # as any dial
+    reach_padding_bytes: int = 4096  # a dial-back is about 40 bytes and a TCP handshake: 20 times as much first
+    reach_delay_most_s: float = 1.0  # so that many checkers cannot be aimed at one moment
+    reach_peer_per_min: float = 12.0
+    reach_total_per_min: float = 60.0
+    reach_ask_s: float = 15.0  # padding, delay, dial and answer
+
     # Relay
     relays_held: int = 2  # as many vouchers as a record has room for
     relay_reservations_max: int = 128  # each a connection that is kept; a quarter of all inbound ones

@@ -36,6 +36,7 @@ PEER = "plw/peer/1"
 SEEDS = "plw/seeds/1"
 MANIFEST = "plw/manifest/1"
 VOUCHER = "plw/voucher/1"
+REACH = "plw/reach/1"
 
 DOMAINS: dict[str, Domain] = {
     PEER: Domain(life_s=int(DEFAULT_LIMITS.peer_record_life_s), max_bytes=DEFAULT_LIMITS.peer_record_max_bytes, latest=True),
@@ -46,7 +47,9 @@ DOMAINS: dict[str, Domain] = {
     "plw/receipt/1": Domain(life_s=None),
     "plw/snapshot/1": Domain(life_s=None),
     VOUCHER: Domain(life_s=int(DEFAULT_LIMITS.relay_reservation_life_s), max_bytes=DEFAULT_LIMITS.voucher_max_bytes),
-    "plw/reach/1": Domain(life_s=3600, latest=True),  # a subject each
+    REACH: Domain(  # a subject each
+        life_s=int(DEFAULT_LIMITS.reach_verdict_life_s), max_bytes=DEFAULT_LIMITS.reach_verdict_max_bytes, latest=True
+    ),
 }
 
 

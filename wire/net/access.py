@@ -12,8 +12,9 @@ Within a house (`lan`) or a machine (`host`) everybody counts as reachable and n
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -23,12 +24,15 @@ from wire.limits import Limits
 from wire.net.book import PeerBook
 from wire.net.circuits import OPENED, Circuits
 from wire.net.manager import Manager
+from wire.net.netevents import NetEvent, ReachChanged
 from wire.net.ownrecord import Standing
 from wire.net.peer import Peer
+from wire.net.reach import GREETING, ReachService
 from wire.net.relay import RelayOffer, RelayService
 from wire.net.relays import RelayKeeper
 from wire.net.services import Service, Services
-from wire.net.transport import Pipe
+from wire.net.transport import Pipe, Transport
+from wire.reachability import Finding, Reach
 
 
 class Access:
@@ -42,22 +46,27 @@ class Access:
         scope: Scope,
         limits: Limits,
         offer: RelayOffer,
+        transport: Transport,
         *,
+        announce: Sequence[Address],
+        rng: random.Random,
         book: PeerBook,
         services: Services,
         counts: Counter[str],
         manager: Callable[[], Manager],
         sent_bytes: Callable[[], int],
+        emit: Callable[[NetEvent], None],
         changed: Callable[[], None],
     ) -> None:
         """`sent_bytes()`: of the whole node.  `changed()`: what `standing` says is another, so the record has to be published."""
-        self.state = "unknown"  # see `PeerRecord.reach`
         self.listening: tuple[Address, ...] = ()
         self._own = identity.peer_id
         self._scope = scope
         self._limits = limits
         self._book = book
         self._manager = manager
+        self._emit = emit
+        self._changed = changed
         self.relay = RelayService(identity, run, boot_id, limits, offer, peer=self._peer, sent_bytes=sent_bytes, counts=counts)
         self.relays = RelayKeeper(
             limits,
@@ -75,26 +84,39 @@ class Access:
             own_relays=self.relays.holders,
             accept=self._accept,
         )
+        self.reach = ReachService(
+            identity,
+            limits,
+            scope,
+            transport,
+            announce=announce,
+            peers=lambda: [peer for peer in manager().peers.values() if not peer.closed and peer.primary is not None],
+            changed=self._found,
+            rng=rng,
+        )
+        self.reach.serve(services)
         services.add(OPENED, Service(self.circuits.take, guest=True))
         self.relay.serve(services)
 
     @property
     def public(self) -> bool:
         """Whether others can dial this node."""
-        return self._scope is not Scope.INTERNET or self.state == "public"
+        return self._scope is not Scope.INTERNET or self.reach.finding.state is Reach.PUBLIC
 
     @property
     def standing(self) -> Standing:
         """What the node's record says about this."""
+        found = self.reach.finding
         if self.public:
             offered = self._scope is Scope.INTERNET
             return Standing(
-                self.state,
+                str(found.state),
+                reachable=found.addresses,
                 relay_classes=self.relay.classes() if offered else (),
                 relay_free_bps=self.relay.free_bps() if offered else 0,
             )
         return Standing(
-            self.state,
+            str(found.state),
             circuits=tuple(self.relays.circuits(self._own)),
             vouchers=tuple(place.voucher for place in self.relays.places),
         )
@@ -108,14 +130,31 @@ class Access:
     def start(self, listening: tuple[Address, ...], nursery: trio.Nursery) -> None:
         """Works from now on until the nursery ends."""
         self.listening = listening
+        self.reach.listening(listening)
+        self._manager().greetings[GREETING] = self.reach.greeted
+        if self._scope is Scope.INTERNET:
+            nursery.start_soon(self.reach.run)
         nursery.start_soon(self.relays.run)
         nursery.start_soon(self.relay.run)
 
+    def on_hello(self, peer: Peer, observed: str) -> None:
+        """A HELLO came."""
+        if self._scope is Scope.INTERNET:
+            self.reach.saw(peer, observed)
+
+    def addresses_changed(self) -> None:
+        """This machine's interfaces are others."""
+        self.reach.listening(self.listening)
+
     def gauges(self) -> dict[str, int]:
         """What is held for others, or by others for us; all 0 in a node without peers."""
-        return {**self.relay.gauges(), "places": len(self.relays.places)}
+        return {**self.relay.gauges(), **self.reach.gauges(), "places": len(self.relays.places)}
 
     # -- what the parts need
+
+    def _found(self, finding: Finding) -> None:
+        self._changed()
+        self._emit(ReachChanged(finding))
 
     def _peer(self, peer_id: PeerId) -> Peer | None:
         peer = self._manager().peers.get(peer_id)

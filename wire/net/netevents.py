@@ -17,6 +17,7 @@ from wire.envelope import OpenedRecord
 from wire.errors import WireError
 from wire.identity import PeerId
 from wire.net.peer import Peer
+from wire.reachability import Finding
 
 log = logging.getLogger("wire.net")
 
@@ -84,7 +85,16 @@ class Complaint:
     text: str
 
 
-NetEvent = PeerConnected | PeerLost | SeedStateChanged | NoSeedReachable | RecordLearned | Listening | NotListening | Complaint
+@dataclass(frozen=True, slots=True)
+class ReachChanged:
+    """Whether and where others can dial this node is another than before."""
+
+    finding: Finding
+
+
+NetEvent = (
+    PeerConnected | PeerLost | SeedStateChanged | NoSeedReachable | RecordLearned | Listening | NotListening | Complaint | ReachChanged
+)
 
 
 @dataclass(frozen=True, slots=True)

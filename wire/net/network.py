@@ -135,11 +135,15 @@ class Net:
             scope,
             limits,
             relay,
+            transport,
+            announce=announce,
+            rng=rng,
             book=self.book,
             services=self.services,
             counts=self.counts,
             manager=lambda: self.manager,
             sent_bytes=lambda: self.traffic().bytes_out,
+            emit=self._announcer.emit,
             changed=self._publish,
         )
         self.discovery = Discovery(
@@ -291,6 +295,7 @@ class Net:
         self.manager.backoff.forget_all()
         self.manager.ping_all()
         self.discovery.addresses_changed()
+        self.access.addresses_changed()
         self._publish()
 
     def _hello(self, peer_id: PeerId, guest: bool, info: PipeInfo, generation: int | None = None) -> SessionHello:
@@ -317,12 +322,16 @@ class Net:
 
     def _on_connected(self, peer: Peer, link: Link) -> None:
         self.book.connected(peer.peer_id, trio.current_time(), time.time(), run=link.peer_run, address=link.dialled)
-        peer.heard = self.discovery.on_hello
-        self.discovery.on_hello(peer, link.hello)
+        peer.heard = self._on_hello
+        self._on_hello(peer, link.hello)
         self.discovery.on_connected(peer)
         self._announcer.emit(PeerConnected(peer))
         if self._nursery is not None:
             self._nursery.start_soon(self._exchange.ask, peer)
+
+    def _on_hello(self, peer: Peer, hello: SessionHello) -> None:
+        self.discovery.on_hello(peer, hello)
+        self.access.on_hello(peer, hello.observed)
 
     def _on_lost(self, peer: Peer) -> None:
         self._ended[0] += peer.tally.socket[0]

@@ -17,6 +17,7 @@ from wire.identity import Identity
 from wire.messages import Want
 from wire.net import DialFailed, Net, Peer, open_net
 from wire.net.relay import RelayOffer
+from wire.reachability import Finding, Reach
 from wire.sim import Host, Internet, Link, Nat, seed_tasks
 from wire.tensor import DType, Expectation
 
@@ -66,8 +67,9 @@ class Town:
         net.serve_calls("echo", Want, echo, guest=True)
         net.serve_channel("t")
         if public:
-            net.access.state = "public"
-            net._publish()
+            found = Finding(Reach.PUBLIC, (Address(host.name, 4001),), (), False, "by decree")
+            net.access.reach.known.finding = lambda candidates, now: found  # type: ignore[method-assign]
+            net.access.reach._conclude()
         return net
 
     async def relay(self, **settings: object) -> Net:
@@ -191,8 +193,11 @@ async def test_nat_5_a_relay_connects_to_nobody_without_a_place(autojump_clock: 
         a, b, peer = await meet(t)
         peer.goaway(Code.SHUTDOWN)
         await until(lambda: a.peer(b.peer_id) is None and b.peer(a.peer_id) is None)
-        b.access.state = "public"  # gives its place up; its record, which a still has, says otherwise
-        await until(lambda: not b.access.relays.places)
+        host = next(host for host in t.net.hosts if host.nat is not None and host.nat.address == "9.2.0.1")
+        for pipe in list(host.connections.values()):
+            t.net.reset(pipe)
+        t.net.cut(host)
+        await until(lambda: relay.gauges()["relay_reservations"] == 1)
         with pytest.raises(DialFailed, match="has just ended") as caught:
             await a.connect(b.peer_id, deadline_s=10)
         assert {cause.code for cause in caught.value.causes.values()} == {Code.REFUSED}
