@@ -15,19 +15,16 @@ from wire.sim import Nat
 Clock = trio.testing.MockClock
 
 
-async def settle(t: Town, nets: list[Net]) -> None:
-    """Everybody dials the first one, which introduces them."""
-    for net in nets[1:]:
-        await net.manager.dial([nets[0].addresses[0]], expected=None, target="seed", seed=True)
-
-
 async def village(t: Town, kind: str | None, seeds: int = 2) -> tuple[Net, list[Net]]:
-    """One node behind `kind` of router, and seeds in two networks that have not been told that they are public."""
+    """One node behind `kind` of router, two seeds and another in three networks; nobody has been told that it is public."""
     publics = [await t.open(t.net.host(f"8.{n + 1}.0.1", link=LINE)) for n in range(seeds)]
     nat = None if kind is None else Nat(kind, "9.9.0.1")
     node = await t.open(t.net.host("192.168.1.2" if nat else "9.9.0.1", link=LINE, nat=nat))
     for other in publics:
         await node.manager.dial([other.addresses[0]], expected=None, target="seed", seed=True)
+    third = await t.open(t.net.host("8.3.0.1", link=LINE))
+    await node.dial(third.addresses[0])  # from any port: its word counts even if the router filters by address
+    publics.append(third)
     await publics[1].manager.dial([publics[0].addresses[0]], expected=None, target="seed", seed=True)
     return node, publics
 
@@ -42,7 +39,7 @@ async def test_nat_3_and_9_a_verdict_in_plain_words(kind: str | None, state: Rea
         assert took <= 20
         finding = node.access.reach.finding
         if state is Reach.PUBLIC:
-            assert finding.addresses == (Address("9.9.0.1", 4001),)
+            assert Address("9.9.0.1", 4001) in finding.addresses
         else:
             assert "port 4001" in finding.reason and "relay" in finding.reason and not finding.addresses
         for other in publics:
