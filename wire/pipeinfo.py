@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .path import DIRECT, Path
+
 
 @dataclass(frozen=True, slots=True)
 class PipeInfo:
@@ -17,6 +19,7 @@ class PipeInfo:
     local: tuple[str, int]  # host and port of our end
     remote: tuple[str, int]  # host and port of the other end
     congestion: str = ""  # congestion control in force, "" if the transport has none
+    path: Path = DIRECT  # said by who made the pipe, if it was not dialled or accepted in the usual way
 
     @property
     def same_machine(self) -> bool:

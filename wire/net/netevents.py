@@ -17,6 +17,7 @@ from wire.envelope import OpenedRecord
 from wire.errors import WireError
 from wire.identity import PeerId
 from wire.net.peer import Peer
+from wire.path import Path
 
 log = logging.getLogger("wire.net")
 
@@ -37,6 +38,23 @@ class PeerLost:
 
     peer_id: PeerId
     reason: WireError
+
+
+@dataclass(frozen=True, slots=True)
+class PathChanged:
+    """Another way to a peer is the primary one from now on: a relayed pair was punched, or the other way round."""
+
+    peer_id: PeerId
+    path: Path
+    before: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ClockOff:
+    """This machine's wall clock disagrees with what `peers` peers have; said once until it was right again."""
+
+    offset_s: float  # median of theirs minus ours
+    peers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +95,9 @@ class Complaint:
     text: str
 
 
-NetEvent = PeerConnected | PeerLost | SeedStateChanged | RecordLearned | Listening | NotListening | Complaint
+NetEvent = (
+    PeerConnected | PeerLost | PathChanged | ClockOff | SeedStateChanged | RecordLearned | Listening | NotListening | Complaint
+)
 
 
 @dataclass(frozen=True, slots=True)

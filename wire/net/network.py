@@ -13,7 +13,6 @@ import logging
 import os
 import random
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,7 +24,7 @@ from wire.address import Address, Scope
 from wire.delivered import DeliveredKeys
 from wire.envelope import OpenedRecord
 from wire.errors import Code, WireError, error_for
-from wire.hello import Hello, Refusal, preferred_ciphers
+from wire.hello import preferred_ciphers
 from wire.identity import Identity, PeerId
 from wire.limits import DEFAULT_LIMITS, Limits
 from wire.messages import SessionHello, Want
@@ -35,7 +34,7 @@ from wire.net.exchange import PeerExchange
 from wire.net.interfaces import descriptor_limit, watch_interfaces
 from wire.net.knownpeers import KnownPeers
 from wire.net.link import Link
-from wire.net.listen import Admission, accept_loop, bind_all
+from wire.net.listen import Admission, accept_loop, bind_all, full_house
 from wire.net.manager import Manager
 from wire.net.memory import process_budget
 from wire.net.netevents import (
@@ -52,11 +51,13 @@ from wire.net.netevents import (
 )
 from wire.net.ownrecord import OwnRecord
 from wire.net.peer import Peer
+from wire.net.peerstatus import PeerStatus, peer_status
 from wire.net.seedlist import SeedEntry, SeedList
 from wire.net.seeds import SeedKeeper, SeedState, SeedStatus
 from wire.net.services import ChannelHandler, Handler, Service, Services, TensorService, calls
 from wire.net.transport import Listener, TcpTransport, Transport, literal_text
 from wire.net.upgrade import Local
+from wire.net.watch import Watch
 from wire.pipeinfo import PipeInfo
 
 log = logging.getLogger("wire.net")
@@ -64,7 +65,6 @@ log = logging.getLogger("wire.net")
 Request = TypeVar("Request")
 
 GOODBYE_S = 1.0  # the end waits so long for peers, who are told SHUTDOWN at once, to finish what is under way
-FULL_RETRY_MS = 5000  # a refused guest tries again after this, or elsewhere at once
 
 
 class Net:
@@ -84,6 +84,7 @@ class Net:
         agent: str,
         transport: Transport,
         rng: random.Random,
+        wall_time: Callable[[], float],
     ) -> None:
         self.peer_id = identity.peer_id
         self.run = run
@@ -102,7 +103,6 @@ class Net:
         )
         self._announcer = Announcer()
         self._listeners: list[Listener] = []
-        self._ended = [0, 0]
         self._nursery: trio.Nursery | None = None
         self.book = PeerBook(self.peer_id, scope, limits)
         self._known_peers = KnownPeers(self.book, None if data_dir is None else data_dir / "known-peers", run, limits)
@@ -113,9 +113,10 @@ class Net:
             limits=limits,
             hello=self._hello,
             serves=self.services.refusal,
-            admit=self._admit,
+            admit=lambda offer: full_house(offer, run, limits, held=self.manager.links, most=self._inbound_max),
             budget=process_budget(limits),
             remembered=lambda peer_id: self.manager.remembered(peer_id),
+            wall_time=wall_time,
         )
         self.manager = Manager(
             local,
@@ -128,6 +129,7 @@ class Net:
             lost=self._on_lost,
             dialled=lambda peer_id, ok: None if ok else self.book.failed(peer_id),
         )
+        self._watch = Watch(limits, peers=lambda: self.manager.peers.values(), wall_time=wall_time, emit=self._announcer.emit)
         self.counts = self.manager.counts  # what happened how often, by kind
         self._exchange = PeerExchange(
             self.book,
@@ -159,19 +161,15 @@ class Net:
         return self.book.records()
 
     def traffic(self) -> Traffic:
-        links = [link for peer in self.manager.peers.values() for link in peer.all_links]
-        past = [peer.tally.socket for peer in self.manager.peers.values()]
-        return Traffic(
-            self._ended[0] + sum(link.bytes_in for link in links) + sum(ended[0] for ended in past),
-            self._ended[1] + sum(link.bytes_out for link in links) + sum(ended[1] for ended in past),
-        )
+        return self._watch.traffic()
+
+    def status(self) -> tuple[PeerStatus, ...]:
+        """How each connected peer is doing now, in the order in which they came."""
+        return tuple(peer_status(peer, trio.current_time()) for peer in self.peers())
 
     def gauges(self) -> dict[str, int]:
         """What is held now; all 0 in a node without peers."""
-        total: Counter[str] = Counter(peers=len(self.manager.peers), connections=self.manager.links)
-        for peer in self.manager.peers.values():
-            total.update(peer.gauges())
-        return dict(total)
+        return self._watch.gauges()
 
     def events(self) -> trio.MemoryReceiveChannel[NetEvent]:
         """A channel of everything that happens from now on; the first caller also gets what happened before."""
@@ -260,6 +258,7 @@ class Net:
         self._seal()
         self._known_peers.load(self._complain)
         nursery.start_soon(self._renew)
+        nursery.start_soon(self._watch.run)
         nursery.start_soon(watch_interfaces, self._transport, self._on_interfaces)
         nursery.start_soon(self._exchange.run)
         nursery.start_soon(self._known_peers.write_regularly, self._complain)
@@ -312,12 +311,6 @@ class Net:
             generation=self.manager.generation(peer_id) if generation is None else generation,
         )
 
-    def _admit(self, offer: Hello) -> Refusal | None:
-        most = self._inbound_max
-        if self.run is not None and not any(offer.run_tag):
-            most -= int(most * self.limits.inbound_members_share)  # guests leave room for members
-        return Refusal(Code.RESOURCE_LIMIT, FULL_RETRY_MS) if self.manager.links >= most else None
-
     # -- what happens
 
     def _complain(self, text: str) -> None:
@@ -326,6 +319,7 @@ class Net:
     def _on_connected(self, peer: Peer, link: Link) -> None:
         self.book.connected(peer.peer_id, trio.current_time(), time.time(), run=link.peer_run, address=link.dialled)
         peer.heard = self._on_hello
+        self._watch.joined(peer)
         self._on_hello(peer, link.hello)
         self._announcer.emit(PeerConnected(peer))
         if self._nursery is not None:
@@ -336,8 +330,7 @@ class Net:
             self._exchange.take(hello.peer_record, peer.peer_id)
 
     def _on_lost(self, peer: Peer) -> None:
-        self._ended[0] += peer.tally.socket[0]
-        self._ended[1] += peer.tally.socket[1]
+        self._watch.left(peer)
         self.book.disconnected(peer.peer_id, trio.current_time())
         self._exchange.forget(peer.peer_id)
         assert peer.reason is not None
@@ -368,12 +361,14 @@ async def open_net(
     agent: str = "plnode/0.1",
     transport: Transport | None = None,
     rng: random.Random | None = None,
+    wall_time: Callable[[], float] = time.time,
 ) -> AsyncIterator[Net]:
     """The network of this node, running while the block runs.
 
     `run`: run id of 32 bytes; None for a newcomer without a manifest, or a seed for all runs.  `listen`: addresses to bind, port
     0 for any; none at all for a node that only dials.  `data_dir`: where known peers and the sequence number are kept; None
-    keeps nothing.  Raises `BindFailed` if addresses were given and none could be bound, before anything else happens.
+    keeps nothing.  `wall_time`: Unix time, to compare clocks with peers'.  Raises `BindFailed` if addresses were given and
+    none could be bound, before anything else happens.
     """
     net = Net(
         identity,
@@ -387,6 +382,7 @@ async def open_net(
         agent=agent,
         transport=transport or TcpTransport(),
         rng=rng or random.Random(os.urandom(16)),
+        wall_time=wall_time,
     )
     listeners, failures = await bind_all(net._transport, listen)
     async with trio.open_nursery() as nursery:
