@@ -260,7 +260,7 @@ class Session(StreamCalls):
         return WindowGauges(conn.send.available, conn.recv.size, largest, conn.recv.unread)
 
     def queued_bytes(self) -> tuple[int, ...]:
-        """What applications have given to streams and no record has carried yet, by class 0..4.
+        """What has credit and no record has carried yet, by class 0..4: it waits for the socket.
 
         Class 0 is always 0: session frames are made when they leave.  Tensors wait in their channels, not here.
         """

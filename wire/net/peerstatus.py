@@ -6,7 +6,8 @@ together, and asking costs a few microseconds a connection.
 What is easily misread:
 
 * **Round trips are the control connection's.**  A lane's own would show the queue in front of it, which is the queue's figure.
-* **Queued bytes are those that no connection has taken.**  What the kernel holds is not among them; it is bounded by the sockets.
+* **Queued bytes are tensors that wait for a slot or a lane, and stream data that have credit and wait for the socket.**  What
+  the kernel holds is not among them.  A task that is out of credit keeps its bytes itself: that is seen in the windows.
 * **A window that is used up is not an error.**  The sender stands still because the reader has not read, or because the line is
   longer than the window; `receive_used` tells these apart.
 * **No lane is two things.**  Nothing bulky was to be carried, then `idle` is true; or no lane could be had, then `why` says so.

@@ -82,6 +82,7 @@ class Watch:
     def joined(self, peer: Peer) -> None:
         """A peer is new."""
         peer.moved = self._moved
+        peer.rates.look(trio.current_time(), *_bytes(peer))
 
     def left(self, peer: Peer) -> None:
         """A peer is gone, with all its connections."""
