@@ -96,7 +96,7 @@ _COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("peer", lambda peer: short_id(peer["peer_id"])),
     ("stage", _stage),
     ("path", _path),
-    ("rtt p50/p99 ms", _rtt),
+    ("rtt ms", _rtt),
     ("lanes", _lanes),
     ("in/s", _rate("in_bytes_per_s")),
     ("out/s", _rate("out_bytes_per_s")),

@@ -234,7 +234,20 @@ async def test_tensors_that_wait_for_a_slot_are_in_the_queue_of_their_class(auto
             assert len(status.lanes) == 2 and not status.mixed and [each.lane for each in status.connections] == [0, 1, 2]
             receiver.post(memoryview(bytearray(size)))
             await receiver.receive()
-        assert status_of(a, b).queued_bytes == (0, 0, 0, 0, 0)
+            await trio.sleep(1)
+            assert status_of(a, b).queued_bytes == (0, 0, 0, 0, 0)
+            receiver.post(memoryview(bytearray(size)))
+            await trio.sleep(1)
+            for link in peer.all_links:
+                assert isinstance(link.pipe, MemoryPipe)
+                link.pipe._capacity = 0
+            nursery.start_soon(
+                lambda: sender.send((0, 2), memoryview(bytes(size)), dtype=DType.uint8, shape=(size,))
+            )
+            await trio.sleep(0.5)
+            (_, _, queued, _, _) = status_of(a, b).queued_bytes  # it has a slot; what the links have sealed is theirs
+            assert size - MIB < queued < size
+            nursery.cancel_scope.cancel()
 
 
 async def test_another_path_is_an_event_at_the_end_that_knows_of_it(autojump_clock: Clock) -> None:
