@@ -6,7 +6,17 @@ from collections.abc import Callable
 
 from plnode.observe import events as e
 from wire.identity import PeerId
-from wire.net import Complaint, NetEvent, NoSeedReachable, NotListening, PeerConnected, PeerLost, SeedStateChanged
+from wire.net import (
+    ClockOff,
+    Complaint,
+    NetEvent,
+    NoSeedReachable,
+    NotListening,
+    PathChanged,
+    PeerConnected,
+    PeerLost,
+    SeedStateChanged,
+)
 
 
 def told(event: NetEvent, stage_of: Callable[[PeerId], int | None]) -> e.Event | None:
@@ -20,6 +30,14 @@ def told(event: NetEvent, stage_of: Callable[[PeerId], int | None]) -> e.Event |
             return e.PeerSeen(str(peer.peer_id), stage_of(peer.peer_id))
         case PeerLost(peer_id, reason):
             return e.PeerLost(str(peer_id), stage_of(peer_id), str(reason))
+        case PathChanged(peer_id, path, before):
+            return e.PathChanged(str(peer_id), str(path), str(before))
+        case ClockOff(offset_s, peers):
+            behind = "behind" if offset_s > 0 else "ahead of"
+            return e.Notice(
+                f"this machine's clock is {abs(offset_s):.1f} s {behind} those of {peers} peers (median): "
+                "set it, best by NTP, before records that it signs look expired to others"
+            )
         case NotListening(address, why):
             return e.Notice(f"not listening on {address}: {why}")
         case Complaint(text):

@@ -21,6 +21,7 @@ from plnode.observe.loopwatch import LoopWatch
 from plnode.observe.metrics import Metrics
 from plnode.observe.recorder import Recorder
 from plnode.observe.status import Status, serve_status
+from plnode.peerlines import peer_line
 from plnode.settings import Settings
 from plnode.swarm.claims import NodeState
 from wire.identity import Identity
@@ -143,21 +144,17 @@ def _seed_status(net: Net, settings: Settings, watch: LoopWatch) -> e.NodeStatus
         name=settings.name, peer_id=str(net.peer_id), stage=None, state="seeding", waiting_for=None, waiting_since_s=None, step=0,
         steps=0, loss=None, tokens_per_s=0.0, bytes_in=traffic.bytes_in, bytes_out=traffic.bytes_out, queue=0, in_flight=0, credits=0,
         kept_graphs=0, recomputed=0, lost_microbatches=0, boundary_bytes={}, boundary_tokens=0,
-        peers=tuple(e.PeerLine(str(p.peer_id), None, _ms(p.rtt_s)) for p in net.peers()),
+        peers=tuple(peer_line(status, None) for status in net.status()),
         loop_blocked_p99_ms=watch.take().p99_ms, eta_s=None,
     )  # fmt: skip
 
 
 def _peers(node: Participant, net: Net) -> tuple[e.PeerLine, ...]:
     lines = []
-    for peer in net.peers():
-        claim = node.membership.claim_of(peer.peer_id)
-        lines.append(e.PeerLine(str(peer.peer_id), claim.stage if claim is not None else None, _ms(peer.rtt_s)))
+    for status in net.status():
+        claim = node.membership.claim_of(status.peer_id)
+        lines.append(peer_line(status, claim.stage if claim is not None else None))
     return tuple(sorted(lines, key=lambda line: (line.stage is None, line.stage or 0, line.peer_id)))
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1000
 
 
 _STATES = {

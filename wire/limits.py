@@ -190,6 +190,10 @@ class Limits:
     observers_max: int = 64  # networks whose word is kept
     observation_life_s: float = 1800.0  # home lines change their address by night; reach is checked again as often
 
+    # Clocks
+    clock_peers_min: int = 3  # the median of two is the word of one
+    clock_warn_s: float = 2.0  # a path's asymmetry explains tenths of a second; `expiry_grace_s` still has room for far more
+
     # Measuring (perf/1)
     perf_seconds_max: float = 15.0  # a direction; 10 s leave slow start behind, and nobody else may measure meanwhile
     perf_grace_s: float = 5.0  # for what was under way when a direction's time was over, and for control messages

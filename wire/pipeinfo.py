@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wire.identity import PeerId
+from wire.path import DIRECT, Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +20,12 @@ class PipeInfo:
     local: tuple[str, int]  # host and port of our end
     remote: tuple[str, int]  # host and port of the other end
     congestion: str = ""  # congestion control in force, "" if the transport has none
-    relay: PeerId | None = None  # through whom it goes; then `local` and `remote` name no hosts
-    punched: bool = False  # both sides dialled at once through their routers
+    path: Path = DIRECT  # said by who made the pipe, if it was not dialled or accepted in the usual way; relayed: no hosts
+
+    @property
+    def relay(self) -> PeerId | None:
+        """Through whom it goes."""
+        return self.path.relay
 
     @property
     def same_machine(self) -> bool:

@@ -88,6 +88,11 @@ class RttMeter:
         self._offsets.append((rtt, (peer_wall_us - wall_us) / 1e6 - elapsed + rtt / 2))
         return rtt
 
+    def wall_moved(self, by_s: float) -> None:
+        """Our wall clock was set: offsets and open pings that were stamped with the old one are as if stamped with the new one."""
+        self._offsets = deque(((rtt, offset - by_s) for rtt, offset in self._offsets), maxlen=OFFSET_SAMPLES)
+        self._open = {token: (sent, wall_us + round(by_s * 1e6)) for token, (sent, wall_us) in self._open.items()}
+
     @property
     def rtt(self) -> Rtt | None:
         """What is known, None before the first answer."""

@@ -222,6 +222,11 @@ class SenderChannel:
         return any(number in state.doubt for state in self._by_slot.values())
 
     @property
+    def unsent_bytes(self) -> int:
+        """Of tensors that were begun: what no lane has taken yet."""
+        return sum(state.unsent_bytes(self._limits.chunk_bytes) for state in self._by_slot.values())
+
+    @property
     def has_chunk(self) -> bool:
         """Whether a lane that asks would get a chunk."""
         return self._queue.next() is not None

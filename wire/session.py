@@ -236,6 +236,16 @@ class Session(StreamCalls):
         """The peer's wall clock minus ours, in seconds."""
         return self._conn.rtt.clock_offset_s
 
+    def set_wall_offset(self, wall_offset_s: float) -> None:
+        """Wall clock minus the clock of `now`, which is another one since somebody set the wall clock."""
+        replies = self._conn.replies
+        self._conn.rtt.wall_moved(wall_offset_s - replies.wall_offset_s)
+        replies.wall_offset_s = wall_offset_s
+
+    @property
+    def wall_offset_s(self) -> float:
+        return self._conn.replies.wall_offset_s
+
     def widen(self, window_bytes: int) -> bool:
         """Raise the connection's start window, for when it turns out what the connection is for; False if the budget is short
         of it (then refuse the connection with RESOURCE_LIMIT), with nothing changed.
@@ -247,7 +257,17 @@ class Session(StreamCalls):
         """How large the windows are now."""
         conn = self._conn
         largest = max((s.recv.size for s in conn.streams.values()), default=0)
-        return WindowGauges(conn.send.available, conn.recv.size, largest)
+        return WindowGauges(conn.send.available, conn.recv.size, largest, conn.recv.unread)
+
+    def queued_bytes(self) -> tuple[int, ...]:
+        """What has credit and no record has carried yet, by class 0..4: it waits for the socket.
+
+        Class 0 is always 0: session frames are made when they leave.  Tensors wait in their channels, not here.
+        """
+        queued = [0] * 5
+        for stream in self._conn.streams.values():
+            queued[stream.cls] += stream.queued
+        return tuple(queued)
 
     @property
     def last_in(self) -> float:

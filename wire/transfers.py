@@ -79,6 +79,10 @@ class Transfer:
     def order(self) -> int:
         return self.begin.order
 
+    def unsent_bytes(self, chunk_bytes: int) -> int:
+        """What no lane has taken; all of it while the receiver's word on the slot is awaited, for it may have forgotten."""
+        return len(self.data) if self.waiting else min(len(self.data), self.unsent.bit_count() * chunk_bytes)
+
     def take(self, index: int, lane: int) -> bool:
         """Chunk ``index`` goes to a lane; True if it was written before."""
         bit = 1 << index

@@ -41,11 +41,14 @@ UNBOUNDED = 1 << 62  # a session without a budget, as in tests
 
 @dataclass(frozen=True, slots=True)
 class WindowGauges:
-    """Bytes: what the connection may send now, what it grants beyond what was read, and its largest stream's window."""
+    """Bytes: what the connection may send now, what it grants beyond what was read, its largest stream's window, and how much of
+    the grant lies here unread.
+    """
 
     send_available: int
     receive_size: int
     largest_stream: int
+    receive_used: int
 
 
 class Windows:

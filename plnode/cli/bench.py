@@ -66,9 +66,9 @@ class _TimedTcp(TcpTransport):
 
     connect_s: float | None = None
 
-    async def dial(self, address: Address) -> TcpPipe:
+    async def dial(self, address: Address, *, local_port: int = 0) -> TcpPipe:
         began = trio.current_time()
-        pipe = await super().dial(address)
+        pipe = await super().dial(address, local_port=local_port)
         self.connect_s = trio.current_time() - began
         return pipe
 
@@ -120,7 +120,7 @@ def command(
             connect_s = transport.connect_s if isinstance(target, Address) else None
             handshake_s = None if connect_s is None else max(whole_s - connect_s, 0.0)
             reports.append(
-                Report(str(met.peer_id), met.path, met.stats.congestion or "not known", connect_s, handshake_s, measured)
+                Report(str(met.peer_id), str(met.path), met.stats.congestion or "not known", connect_s, handshake_s, measured)
             )
         return Outcome(ExitCode.OK, "measured")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import click
 
+from plnode.cli.peertable import table
 from plnode.observe.lines import quantity, short_id
 from plnode.observe.status import ask
 
@@ -43,13 +46,14 @@ def command(data: Path, as_json: bool, metrics: bool) -> None:
     if as_json:
         click.echo(answer, nl=False)
         return
-    for line in describe(json.loads(answer)):
+    seen = sys.stdout.isatty() or "COLUMNS" in os.environ
+    for line in describe(json.loads(answer), shutil.get_terminal_size().columns if seen else None):
         click.echo(line)
     sys.stdout.flush()
 
 
-def describe(document: dict[str, Any]) -> list[str]:
-    """The status document in lines for a person."""
+def describe(document: dict[str, Any], width: int | None = None) -> list[str]:
+    """The status document in lines for a person; `width`: columns of the window, if there is one."""
     node, status, stage = document["node"], document["status"], document["stage"]
     lines = []
     if node:
@@ -67,7 +71,7 @@ def describe(document: dict[str, Any]) -> list[str]:
     for entry, seed in document["seeds"].items():
         lines.append(f"  seed {entry}: {seed['state']}" + (f" ({seed['reason']})" if seed["reason"] else ""))
     if status:
-        lines += [_peer(peer) for peer in status["peers"]]
+        lines += table(status["peers"], width)
     for trouble in document["troubles"]:
         lines.append(f"  {_TROUBLES[trouble['kind']](trouble)}: {trouble['reason']}")
     return lines
@@ -88,12 +92,6 @@ def _work(status: dict[str, Any], stage: dict[str, Any] | None) -> list[str]:
     moved = f"{quantity(status['bytes_in'], 'B')} in, {quantity(status['bytes_out'], 'B')} out"
     lines.append(f"  {moved}; event loop blocked p99 {status['loop_blocked_p99_ms']:.2f} ms")
     return lines
-
-
-def _peer(peer: dict[str, Any]) -> str:
-    stage = "" if peer["stage"] is None else f" stage {peer['stage']}"
-    rtt = "rtt not known yet" if peer["rtt_ms"] is None else f"rtt {peer['rtt_ms']:.2f} ms"
-    return f"  peer {short_id(peer['peer_id'])}{stage}, {rtt}"
 
 
 def _duration(seconds: float) -> str:

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 __all__ = [
-    "KINDS", "BadEvent", "BoundaryBytes", "Event", "HeldOut", "NodeStarted", "NodeStatus", "NodeStopped", "Notice", "PeerLine", "PeerLost",
-    "PeerSeen", "RunAborted", "RunFinished", "RunStarted", "SeedState", "SnapshotFailed", "SnapshotLoaded", "SnapshotWritten",
-    "StageAssigned", "StepDone", "Waiting", "WaitingOver", "event_from_json", "to_json",
+    "KINDS", "BadEvent", "BoundaryBytes", "ConnectionLine", "Event", "HeldOut", "NodeStarted", "NodeStatus", "NodeStopped",
+    "Notice", "PathChanged", "PeerLine", "PeerLost", "PeerSeen", "RunAborted", "RunFinished", "RunStarted", "SeedState",
+    "SnapshotFailed", "SnapshotLoaded", "SnapshotWritten", "StageAssigned", "StepDone", "Waiting", "WaitingOver",
+    "event_from_json", "to_json",
 ]  # fmt: skip
 
 
@@ -188,12 +189,55 @@ class NodeStopped(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class PathChanged(Event):
+    """A connected peer is reached another way; `path` and `before` are "direct", "punched" or "relayed via" and the relay's id."""
+
+    peer_id: str
+    path: str
+    before: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLine:
+    """One connection of a peer; bytes of its windows.  Lane 0 is the control connection."""
+
+    lane: int
+    congestion: str
+    send_available: int
+    receive_granted: int
+    receive_used: int
+
+
+@dataclass(frozen=True, slots=True)
 class PeerLine:
-    """A connected peer as `plnode status` shows it."""
+    """A connected peer as `plnode status` shows it; the figures are explained in `wire.net.peerstatus`."""
 
     peer_id: str
     stage: int | None
     rtt_ms: float | None
+    """Smoothed; the other three are the minimum of the last minute, median and p99 of the last 64."""
+    path: str = "direct"
+    """"direct", "punched" or "relayed", then `relay` says by whom."""
+    relay: str | None = None
+    connected: bool = True
+    since_s: float = 0.0
+    """Seconds since that connection stands, or since there is none."""
+    idle: bool = True
+    """No stream is open."""
+    why: str = ""
+    """What is out of order, or why nothing happens; empty if there is nothing to say."""
+    connections: tuple[ConnectionLine, ...] = ()
+    """First the control connection, then its lanes; no lane: it carries everything."""
+    rtt_min_ms: float | None = None
+    rtt_median_ms: float | None = None
+    rtt_p99_ms: float | None = None
+    in_bytes_per_s: float = 0.0
+    out_bytes_per_s: float = 0.0
+    queued_bytes: tuple[int, ...] = (0, 0, 0, 0, 0)
+    """By priority class 0..4, not yet taken by any connection."""
+    resent_chunks: int = 0
+    clock_offset_ms: float | None = None
+    """The peer's wall clock minus ours."""
 
 
 @dataclass(frozen=True, slots=True)

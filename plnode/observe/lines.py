@@ -18,6 +18,7 @@ LEVELS: dict[type[e.Event], str] = {
     e.SeedState: "info",
     e.PeerSeen: "info",
     e.PeerLost: "info",
+    e.PathChanged: "info",
     e.Waiting: "info",
     e.WaitingOver: "info",
     e.StageAssigned: "info",
@@ -72,6 +73,7 @@ _SENTENCES: dict[type[e.Event], Callable[[Any], tuple[str, dict[str, Any]]]] = {
     e.SeedState: lambda v: (f"seed {v.entry}: {v.state}", {"reason": v.reason} if v.reason else {}),
     e.PeerSeen: lambda v: (f"peer {short_id(v.peer_id)}{_at(v.stage)} is here", {}),
     e.PeerLost: lambda v: (f"peer {short_id(v.peer_id)}{_at(v.stage)} is gone", {"reason": v.reason}),
+    e.PathChanged: lambda v: (f"peer {short_id(v.peer_id)} is reached another way", {"path": v.path, "before": v.before}),
     e.Waiting: lambda v: (f"waiting {v.what}", {"detail": v.detail} if v.detail else {}),
     e.WaitingOver: lambda v: (f"no longer waiting {v.what}", {}),
     e.StageAssigned: lambda v: (

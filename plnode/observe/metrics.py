@@ -8,6 +8,7 @@ threads and HTTP server, while a node has an event loop and a status socket (`pl
 from __future__ import annotations
 
 import math
+import statistics
 
 from plnode.observe import events as e
 
@@ -26,6 +27,13 @@ _FAMILIES: dict[str, tuple[str, str]] = {
     "plnode_snapshot_failures_total": ("counter", "Snapshots that could not be written."),
     "plnode_peers": ("gauge", "Connected peers."),
     "plnode_peers_lost_total": ("counter", "Peers that went."),
+    "plnode_peers_by_path": ("gauge", "Peers with a connection, by the way it takes."),
+    "plnode_lanes": ("gauge", "Bulk connections, over all peers."),
+    "plnode_peer_rtt_seconds": ("gauge", "Round trip: median over peers of each one's median."),
+    "plnode_peer_rtt_worst_p99_seconds": ("gauge", "Round trip: the highest of the peers' 99th percentiles."),
+    "plnode_peer_queued_bytes": ("gauge", "Bytes for all peers that no connection has taken yet, by priority class."),
+    "plnode_resent_chunks": ("gauge", "Chunks sent again by the tensor channels that exist."),
+    "plnode_clock_offset_seconds": ("gauge", "Median of the peers' wall clocks minus ours."),
     "plnode_waiting": ("gauge", "Causes that this node waits for."),
     "plnode_received_bytes_total": ("counter", "Bytes received at the sockets."),
     "plnode_sent_bytes_total": ("counter", "Bytes sent at the sockets."),
@@ -73,6 +81,7 @@ class Metrics:
     def _take_status(self, s: e.NodeStatus) -> None:
         self._set("plnode_tokens_per_second", s.tokens_per_s)
         self._set("plnode_peers", len(s.peers))
+        self._take_peers(s.peers)
         self._set("plnode_received_bytes_total", s.bytes_in)
         self._set("plnode_sent_bytes_total", s.bytes_out)
         self._set("plnode_queue", s.queue)
@@ -84,6 +93,27 @@ class Metrics:
         for boundary, moved in s.boundary_bytes.items():
             for direction, figure in (("forward", moved.forward), ("backward", moved.backward)):
                 self._set("plnode_boundary_bytes_total", figure, f'{{boundary="{boundary}",direction="{direction}"}}')
+
+    def _take_peers(self, peers: tuple[e.PeerLine, ...]) -> None:
+        # Without the peers' ids: a family that grows with everybody who ever came is more than a time series database likes.
+        for path in ("direct", "punched", "relayed"):
+            self._set("plnode_peers_by_path", sum(p.connected and p.path == path for p in peers), f'{{path="{path}"}}')
+        self._set("plnode_lanes", sum(len(p.connections[1:]) for p in peers))
+        self._set("plnode_resent_chunks", sum(p.resent_chunks for p in peers))
+        for cls in range(1, 5):
+            self._set("plnode_peer_queued_bytes", sum(p.queued_bytes[cls] for p in peers), f'{{class="{cls}"}}')
+        medians = [p.rtt_median_ms for p in peers if p.rtt_median_ms is not None]
+        slowest = [p.rtt_p99_ms for p in peers if p.rtt_p99_ms is not None]
+        offsets = [p.clock_offset_ms for p in peers if p.clock_offset_ms is not None]
+        self._figure("plnode_peer_rtt_seconds", statistics.median(medians) / 1000 if medians else None)
+        self._figure("plnode_peer_rtt_worst_p99_seconds", max(slowest) / 1000 if slowest else None)
+        self._figure("plnode_clock_offset_seconds", statistics.median(offsets) / 1000 if offsets else None)
+
+    def _figure(self, name: str, value: float | None) -> None:
+        """As `_set`, but what is not known any more goes."""
+        if value is None:
+            self._values.pop((name, ""), None)
+        self._set(name, value)
 
     def value(self, name: str, labels: str = "") -> float | None:
         return self._values.get((name, labels))

@@ -153,7 +153,7 @@ def test_status_says_what_it_waits_for_and_since_when() -> None:
     assert "training, stage 1 (layers 2 to 3)" in text
     assert "step 4 of 10, loss 5.5000, 900 tokens/s, 12 s to go" in text
     assert "seed 127.0.0.1:4001: refused (another run)" in text
-    assert "rtt 1.25 ms" in text
+    assert "rtt ms" in text and "1.25/2.50" in text and "mixed bbr" in text
     assert "event loop blocked p99 0.30 ms" in text
     assert "step 2 given up: a peer died" in text
     assert "snapshot of step 2 not written: no space left" in text

@@ -15,13 +15,18 @@ STATUS = e.NodeStatus(
     name="a", peer_id=PEER, stage=1, state="training", waiting_for=None, waiting_since_s=None, step=4, steps=10, loss=5.5,
     tokens_per_s=900.0, bytes_in=10, bytes_out=20, queue=1, in_flight=2, credits=3, kept_graphs=4, recomputed=5,
     lost_microbatches=0, boundary_bytes={"0-1": e.BoundaryBytes(100, 90)}, boundary_tokens=512,
-    peers=(e.PeerLine(PEER, 0, 1.25), e.PeerLine(PEER, None, None)), loop_blocked_p99_ms=0.3, eta_s=12.0,
+    peers=(
+        e.PeerLine(PEER, 0, 1.25, connections=(e.ConnectionLine(0, "bbr", 3, 2, 1),), rtt_median_ms=1.25, rtt_p99_ms=2.5),
+        e.PeerLine(PEER, None, None),
+    ),
+    loop_blocked_p99_ms=0.3, eta_s=12.0,
 )  # fmt: skip
 EXAMPLES: tuple[e.Event, ...] = (
     e.NodeStarted(PEER, "a", ("/ip4/127.0.0.1/tcp/4001",), "cpu", 1),
     e.SeedState("127.0.0.1:4001", "refused", "another run"),
     e.PeerSeen(PEER, None),
     e.PeerLost(PEER, 2, "connection lost"),
+    e.PathChanged(PEER, "punched", "relayed via somebody"),
     e.Waiting("for a replica of stage 2", "1 of 2 here"),
     e.WaitingOver("for a replica of stage 2"),
     e.StageAssigned(1, 2, 4, 123456, 1 << 20),

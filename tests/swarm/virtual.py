@@ -26,7 +26,7 @@ from plnode.stage.boundary import DenseBoundary
 from plnode.stage.jobs import Backward, Forwarded, Ready, Stepped
 from plnode.stage.policy import JobView, Kind, Moment, Order, choose
 from plnode.swarm.roster import Roster
-from tests.wire.net.worlds import MemoryTransport, World
+from tests.wire.net.worlds import MemoryTransport, World, wall_time
 from wire.address import Address, Scope
 from wire.identity import Identity
 from wire.net import Net, open_net
@@ -181,7 +181,7 @@ async def run_generation(
                 await stack.enter_async_context(
                     open_net(
                         identity, run=RUN, listen=[Address(host, 4001)], scope=Scope.LAN, transport=MemoryTransport(world, host),
-                        rng=Random(random.random()),
+                        rng=Random(random.random()), wall_time=wall_time,
                     )
                 )
             )  # fmt: skip

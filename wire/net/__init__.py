@@ -6,11 +6,13 @@ from wire.net.causes import Cause
 from wire.net.dial import DialFailed
 from wire.net.listen import BindFailed
 from wire.net.netevents import (
+    ClockOff,
     Complaint,
     Listening,
     NetEvent,
     NoSeedReachable,
     NotListening,
+    PathChanged,
     PeerConnected,
     PeerLost,
     RecordLearned,
@@ -19,6 +21,7 @@ from wire.net.netevents import (
 )
 from wire.net.network import Net, open_net
 from wire.net.peer import Peer
+from wire.net.peerstatus import ConnectionStatus, PeerStatus, peer_status
 from wire.net.primary import PeerStats
 from wire.net.ready import ReadyBytes
 from wire.net.receiver import Dropped, Received, TensorReceiver
@@ -27,13 +30,18 @@ from wire.net.seeds import SeedState, SeedStatus
 from wire.net.sender import TensorSender
 from wire.net.stream import MessageStream
 from wire.net.transport import Listener, Pipe, TcpTransport, Transport
+from wire.path import DIRECT, PUNCHED, Path, PathKind, relayed_via
 from wire.pipeinfo import PipeInfo
 
 __all__ = [
+    "DIRECT",
+    "PUNCHED",
     "BindFailed",
     "ByteStream",
     "Cause",
+    "ClockOff",
     "Complaint",
+    "ConnectionStatus",
     "DialFailed",
     "Dropped",
     "Kind",
@@ -44,10 +52,14 @@ __all__ = [
     "NetEvent",
     "NoSeedReachable",
     "NotListening",
+    "Path",
+    "PathChanged",
+    "PathKind",
     "Peer",
     "PeerConnected",
     "PeerLost",
     "PeerStats",
+    "PeerStatus",
     "Pipe",
     "PipeInfo",
     "ReadyBytes",
@@ -65,4 +77,6 @@ __all__ = [
     "Traffic",
     "Transport",
     "open_net",
+    "peer_status",
+    "relayed_via",
 ]

@@ -95,6 +95,11 @@ def heard_nothing(cause: BaseException | str) -> bool:
     return isinstance(cause, OSError) and cause.errno in _UNHEARD
 
 
+def may_come_back(error: WireError) -> bool:
+    """Lost without a goodbye; or the loser of two connections, whose winner was lost while it drained."""
+    return isinstance(error, ConnectionLost) or error.code is Code.SUPERSEDED
+
+
 def cause_of(error: BaseException) -> Cause:
     """The cause behind an exception of dialling or of the handshake."""
     known = getattr(error, "cause", None)

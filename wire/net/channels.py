@@ -10,6 +10,7 @@ stream whose control stream is over already is refused: it was under way.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -162,6 +163,13 @@ class Channels:
     def resent_chunks(self) -> int:
         """Chunks that were sent a second time, by the channels that exist."""
         return sum(sender.channel.resent_chunks for sender in self._senders.values())
+
+    def queued_bytes(self) -> Counter[int]:
+        """What our senders still have to send, by class."""
+        queued: Counter[int] = Counter()
+        for sender in self._senders.values():
+            queued[sender.cls] += sender.queued_bytes
+        return queued
 
     def lost(self, error: WireError) -> None:
         """The peer is gone."""

@@ -17,6 +17,7 @@ import trio
 from wire.errors import WireError
 from wire.identity import PeerId
 from wire.net.bytestream import ByteStream
+from wire.path import relayed_via
 from wire.pipeinfo import PipeInfo
 
 
@@ -30,7 +31,7 @@ class CircuitPipe:
         self._stream = stream
         self._closed = False
         self._over = trio.Event()
-        self._info = PipeInfo("circuit", ("", 0), ("", 0), congestion, relay)
+        self._info = PipeInfo("circuit", ("", 0), ("", 0), congestion, relayed_via(relay))
 
     def info(self) -> PipeInfo:
         return self._info

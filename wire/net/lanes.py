@@ -16,13 +16,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import trio
 
 from wire.errors import Code, ConnectionLost, WireError
+from wire.events import Kind
 from wire.lanecount import LaneCount
 from wire.limits import Limits
+from wire.messages import LaneAsk, encode
 from wire.net.link import Link
+from wire.net.services import LANES
+from wire.net.stream import MessageStream
+
+if TYPE_CHECKING:
+    from wire.net.peer import Peer
 
 log = logging.getLogger("wire.net")
 
@@ -183,3 +191,13 @@ class Lanes:
             unanswered_s = now - self._pinged.get(link, now)
             if blocked_s >= allowed_s or unanswered_s >= allowed_s:
                 link.fail(ConnectionLost(f"no progress for {max(blocked_s, unanswered_s):.1f} s while other connections moved"))
+
+
+async def ask_for_lanes(peer: Peer, count: int) -> None:
+    """The side that does not dial says how many it would like."""
+    try:
+        async with await peer.open(LANES, Kind.MESSAGE, 1) as stream:
+            assert isinstance(stream, MessageStream)
+            await stream.send(encode(LaneAsk(count)), fin=True)
+    except (WireError, trio.BrokenResourceError, trio.ClosedResourceError):
+        pass  # the control connection carries everything

@@ -28,11 +28,22 @@ import trio
 
 from wire.address import Address, Scope
 from wire.errors import Code, LocalProtocolError
+from wire.hello import Hello, Refusal
 from wire.limits import Limits
 from wire.net.transport import Listener, Pipe, Transport
 from wire.rates import Bucket
 
 log = logging.getLogger("wire.net")
+
+
+FULL_RETRY_MS = 5000  # a refused guest tries again after this, or elsewhere at once
+
+
+def full_house(offer: Hello, run: bytes | None, limits: Limits, *, held: int, most: int) -> Refusal | None:
+    """What a stranger is told who comes while `held` of at most `most` connections stand; None if there is room for it."""
+    if run is not None and not any(offer.run_tag):
+        most -= int(most * limits.inbound_members_share)  # guests leave room for members
+    return Refusal(Code.RESOURCE_LIMIT, FULL_RETRY_MS) if held >= most else None
 
 
 class BindFailed(LocalProtocolError):

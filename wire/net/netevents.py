@@ -17,6 +17,7 @@ from wire.envelope import OpenedRecord
 from wire.errors import WireError
 from wire.identity import PeerId
 from wire.net.peer import Peer
+from wire.path import Path
 from wire.reachability import Finding
 
 log = logging.getLogger("wire.net")
@@ -38,6 +39,23 @@ class PeerLost:
 
     peer_id: PeerId
     reason: WireError
+
+
+@dataclass(frozen=True, slots=True)
+class PathChanged:
+    """Another way to a peer is the primary one from now on: a relayed pair was punched, or the other way round."""
+
+    peer_id: PeerId
+    path: Path
+    before: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ClockOff:
+    """This machine's wall clock disagrees with what `peers` peers have; said once until it was right again."""
+
+    offset_s: float  # median of theirs minus ours
+    peers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +111,17 @@ class ReachChanged:
 
 
 NetEvent = (
-    PeerConnected | PeerLost | SeedStateChanged | NoSeedReachable | RecordLearned | Listening | NotListening | Complaint | ReachChanged
+    PeerConnected
+    | PeerLost
+    | PathChanged
+    | ReachChanged
+    | ClockOff
+    | SeedStateChanged
+    | NoSeedReachable
+    | RecordLearned
+    | Listening
+    | NotListening
+    | Complaint
 )
 
 

@@ -13,7 +13,6 @@ import logging
 import os
 import random
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,7 +24,7 @@ from wire.address import Address, Scope
 from wire.delivered import DeliveredKeys
 from wire.envelope import OpenedRecord
 from wire.errors import Code, error_for
-from wire.hello import Hello, Refusal, preferred_ciphers
+from wire.hello import preferred_ciphers
 from wire.identity import Identity, PeerId
 from wire.limits import DEFAULT_LIMITS, Limits
 from wire.messages import SeedListAsk, SessionHello, Want
@@ -35,7 +34,7 @@ from wire.net.book import PeerBook
 from wire.net.discovery import Discovery
 from wire.net.interfaces import descriptor_limit, watch_interfaces
 from wire.net.link import Link
-from wire.net.listen import Admission, accept_loop, bind_all
+from wire.net.listen import Admission, accept_loop, bind_all, full_house
 from wire.net.manager import Manager
 from wire.net.memory import process_budget
 from wire.net.netevents import (
@@ -49,12 +48,14 @@ from wire.net.netevents import (
 )
 from wire.net.ownrecord import OwnRecord
 from wire.net.peer import Peer
+from wire.net.peerstatus import PeerStatus, peer_status
 from wire.net.relay import RelayOffer
 from wire.net.seedlist import SeedEntry, SeedList
 from wire.net.seeds import SeedState
 from wire.net.services import ChannelHandler, Handler, Service, Services, TensorService, calls
 from wire.net.transport import Listener, TcpTransport, Transport, literal_text
 from wire.net.upgrade import Local
+from wire.net.watch import Watch
 from wire.pipeinfo import PipeInfo
 
 log = logging.getLogger("wire.net")
@@ -62,7 +63,6 @@ log = logging.getLogger("wire.net")
 Request = TypeVar("Request")
 
 GOODBYE_S = 1.0  # the end waits so long for peers, who are told SHUTDOWN at once, to finish what is under way
-FULL_RETRY_MS = 5000  # a refused guest tries again after this, or elsewhere at once
 
 
 class Net:
@@ -83,6 +83,7 @@ class Net:
         transport: Transport,
         rng: random.Random,
         relay: RelayOffer,
+        wall_time: Callable[[], float],
     ) -> None:
         self.peer_id = identity.peer_id
         self.run = run
@@ -100,7 +101,6 @@ class Net:
         )
         self._announcer = Announcer()
         self._listeners: list[Listener] = []
-        self._ended = [0, 0]
         self._nursery: trio.Nursery | None = None
         self.book = PeerBook(self.peer_id, scope, limits)
         local = Local(
@@ -110,9 +110,10 @@ class Net:
             limits=limits,
             hello=self._hello,
             serves=self.services.refusal,
-            admit=self._admit,
+            admit=lambda offer: full_house(offer, run, limits, held=self.manager.links, most=self._inbound_max),
             budget=process_budget(limits),
             remembered=lambda peer_id: self.manager.remembered(peer_id),
+            wall_time=wall_time,
         )
         self.manager = Manager(
             local,
@@ -127,6 +128,7 @@ class Net:
             circuit=lambda relay, target, bulk, at: self.access.circuits.open(relay, target, bulk, at),
             local_port=lambda address, who, seed: self.access.local_port(address, who, seed),
         )
+        self._watch = Watch(limits, peers=lambda: self.manager.peers.values(), wall_time=wall_time, emit=self._announcer.emit)
         self.counts = self.manager.counts  # what happened how often, by kind
         self.access = Access(
             identity,
@@ -186,19 +188,15 @@ class Net:
         return self.book.records()
 
     def traffic(self) -> Traffic:
-        links = [link for peer in self.manager.peers.values() for link in peer.all_links]
-        past = [peer.tally.socket for peer in self.manager.peers.values()]
-        return Traffic(
-            self._ended[0] + sum(link.bytes_in for link in links) + sum(ended[0] for ended in past),
-            self._ended[1] + sum(link.bytes_out for link in links) + sum(ended[1] for ended in past),
-        )
+        return self._watch.traffic()
+
+    def status(self) -> tuple[PeerStatus, ...]:
+        """How each connected peer is doing now, in the order in which they came."""
+        return tuple(peer_status(peer, trio.current_time()) for peer in self.peers())
 
     def gauges(self) -> dict[str, int]:
         """What is held now; all 0 in a node without peers."""
-        total: Counter[str] = Counter(peers=len(self.manager.peers), connections=self.manager.links, **self.access.gauges())
-        for peer in self.manager.peers.values():
-            total.update(peer.gauges())
-        return dict(total)
+        return {**self._watch.gauges(), **self.access.gauges()}
 
     def events(self) -> trio.MemoryReceiveChannel[NetEvent]:
         """A channel of everything that happens from now on; the first caller also gets what happened before."""
@@ -263,6 +261,7 @@ class Net:
             self._announcer.emit(NotListening(address, why))
         self._seal()
         nursery.start_soon(self._renew)
+        nursery.start_soon(self._watch.run)
         nursery.start_soon(watch_interfaces, self._transport, self._on_interfaces)
         self.access.start(self.addresses, nursery)
         self.discovery.start(nursery, self.addresses, self.connect)
@@ -312,17 +311,12 @@ class Net:
             generation=self.manager.generation(peer_id) if generation is None else generation,
         )
 
-    def _admit(self, offer: Hello) -> Refusal | None:
-        most = self._inbound_max
-        if self.run is not None and not any(offer.run_tag):
-            most -= int(most * self.limits.inbound_members_share)  # guests leave room for members
-        return Refusal(Code.RESOURCE_LIMIT, FULL_RETRY_MS) if self.manager.links >= most else None
-
     # -- what happens
 
     def _on_connected(self, peer: Peer, link: Link) -> None:
         self.book.connected(peer.peer_id, trio.current_time(), time.time(), run=link.peer_run, address=link.dialled)
         peer.heard = self._on_hello
+        self._watch.joined(peer)
         self._on_hello(peer, link.hello)
         self.discovery.on_connected(peer)
         self._announcer.emit(PeerConnected(peer))
@@ -334,8 +328,7 @@ class Net:
         self.access.on_hello(peer, hello.observed)
 
     def _on_lost(self, peer: Peer) -> None:
-        self._ended[0] += peer.tally.socket[0]
-        self._ended[1] += peer.tally.socket[1]
+        self._watch.left(peer)
         self.book.disconnected(peer.peer_id, trio.current_time())
         self.discovery.on_lost(peer)
         assert peer.reason is not None
@@ -358,13 +351,14 @@ async def open_net(
     transport: Transport | None = None,
     rng: random.Random | None = None,
     relay: RelayOffer | None = None,
+    wall_time: Callable[[], float] = time.time,
 ) -> AsyncIterator[Net]:
     """The network of this node, running while the block runs.
 
     `run`: run id of 32 bytes; None for a newcomer without a manifest, or a seed for all runs.  `listen`: addresses to bind, port
     0 for any; none at all for a node that only dials.  `data_dir`: where known peers and the sequence number are kept; None
-    keeps nothing.  `relay`: what to do for others that cannot be dialled.  Raises `BindFailed` if addresses were given and none could be
-    bound, before anything else happens.
+    keeps nothing.  `relay`: what to do for others that cannot be dialled.  `wall_time`: Unix time, to compare clocks with peers'.
+    Raises `BindFailed` if addresses were given and none could be bound, before anything else happens.
     """
     net = Net(
         identity,
@@ -379,6 +373,7 @@ async def open_net(
         transport=transport or TcpTransport(),
         rng=rng or random.Random(os.urandom(16)),
         relay=relay or RelayOffer(),
+        wall_time=wall_time,
     )
     listeners, failures = await bind_all(net._transport, listen)
     async with trio.open_nursery() as nursery:

@@ -33,17 +33,20 @@ from wire.errors import Code, ConnectionLost, WireError, error_for
 from wire.events import GoAwayReceived, HelloReceived, Kind, StreamOpened
 from wire.identity import PeerId
 from wire.limits import Limits
-from wire.messages import Key, LaneAsk, SessionHello, decode, encode
+from wire.messages import Key, SessionHello, decode, encode
+from wire.net.byterates import ByteRates
 from wire.net.bytestream import ByteStream
+from wire.net.causes import may_come_back
 from wire.net.channels import Channels
-from wire.net.lanes import Lanes
+from wire.net.lanes import Lanes, ask_for_lanes
 from wire.net.link import Link
-from wire.net.primary import PeerStats, Tally, choose_primary
+from wire.net.primary import PeerStats, Tally, choose_primary, gauges
 from wire.net.receiver import TensorReceiver
 from wire.net.sender import TensorSender
-from wire.net.services import LANES, Services, TensorService
+from wire.net.services import Services, TensorService
 from wire.net.stream import MessageStream
 from wire.net.supervise import announce, serve
+from wire.path import Path
 from wire.tensor import Expectation
 
 Reply = TypeVar("Reply")
@@ -72,15 +75,20 @@ class Peer:
         self.reason: WireError | None = None  # why it is gone
         self.remembered = link.remembered  # windows that its protocols needed last
         self.losses = link.generation  # how often all connections were lost
+        self.last = link  # the connection that came last; it may have ended
+        self.path = link.pipe.info().path  # of the primary connection; while there is none, of the last one
         self.dialled: Address | None = link.dialled  # where it was reached last
         self.heard: Callable[[Peer, SessionHello], None] = lambda peer, hello: None  # a newer HELLO came
+        self.moved: Callable[[Peer, Path], None] = lambda peer, before: None  # its path was another before
+        self.rates = ByteRates()  # whoever watches the peer looks regularly
+        self.since = trio.current_time()  # this primary connection stands, or there is none
         self._own = own
         self._services = services
         self._limits = limits
         self._counts = counts
         self._dial_lane = dial_lane
         self._interrupted = interrupted
-        self._last = link
+        self._placed = link  # the primary connection that everybody knows of
         self._final: WireError | None = None  # it is over, whatever the connections say
         self._gone = trio.Event()
         self._back = trio.Event()  # a connection stands, or the peer is gone
@@ -102,7 +110,7 @@ class Peer:
     @property
     def guest(self) -> bool:
         """One side of the connection knows no run yet."""
-        return (self.primary or self._last).guest
+        return (self.primary or self.last).guest
 
     @property
     def primary(self) -> Link | None:
@@ -116,11 +124,16 @@ class Peer:
     @property
     def relayed(self) -> bool:
         """Whether what we say now goes through a relay."""
-        return (self.primary or self._last).relay is not None
+        return self.path.relayed
 
     @property
-    def path(self) -> str:
-        return "direct"
+    def lanes(self) -> Lanes | None:
+        """Of the primary connection."""
+        return self._lanes.get(self.last if self.primary is None else self.primary)
+
+    def queued_tensor_bytes(self) -> Counter[int]:
+        """What tensor channels still have to send, by class."""
+        return self._channels.queued_bytes()
 
     @property
     def rtt_s(self) -> float | None:
@@ -130,17 +143,11 @@ class Peer:
 
     @property
     def stats(self) -> PeerStats:
-        links = self.all_links
-        congestion = next((link for link in links if link.lane), self.primary or self._last).pipe.info().congestion
-        return self.tally.stats(links, self.rtt_s, congestion, self._channels.resent_chunks)
+        return self.tally.stats(self.all_links, self.primary or self.last, self._channels.resent_chunks)
 
     def gauges(self) -> dict[str, int]:
         """What is held for this peer now, over all its connections."""
-        total: Counter[str] = Counter()
-        for link in self.all_links:
-            total.update(link.session.gauges())
-            total["waiting"] += len(link.ends)
-        return dict(total)
+        return gauges(self.all_links)
 
     async def wait_closed(self) -> WireError:
         """Wait until the last connection has ended; returns why."""
@@ -260,7 +267,7 @@ class Peer:
         """Another control connection to the same process.  The primary is chosen anew; if we dialled the winner, the losers drain."""
         link.taken = True
         self.links.append(link)
-        self._last = link
+        self.last = link
         self.dialled = link.dialled or self.dialled
         self._lanes[link] = lanes = Lanes(
             link,
@@ -269,7 +276,7 @@ class Peer:
             run=self._start_lane,
             changed=lambda: self._channels.use(link, lanes.usable()),
             in_doubt=self._channels.in_doubt,
-            ask=self._ask_for_lanes,
+            ask=lambda count: ask_for_lanes(self, count),
             needed=lambda: bool(self._channels) or any(lane.ends for lane in lanes.links),
         )
         if self._channels:
@@ -288,18 +295,15 @@ class Peer:
         if (primary := self.primary) is not None:
             self._lanes[primary].asked(count)
 
-    async def _ask_for_lanes(self, count: int) -> None:
-        try:
-            async with await self._open(Kind.MESSAGE, LANES, 1) as stream:
-                assert isinstance(stream, MessageStream)
-                await stream.send(encode(LaneAsk(count)), fin=True)
-        except (WireError, trio.BrokenResourceError, trio.ClosedResourceError):
-            pass  # the control connection carries everything
-
     def _settle(self) -> None:
         primary = self.primary
         if primary is None:
             return
+        if primary is not self._placed:
+            self._placed, self.since = primary, trio.current_time()
+        before, self.path = self.path, primary.pipe.info().path
+        if before != self.path:
+            self.moved(self, before)
         self._channels.move_to(primary, self._lanes[primary].usable())
         for link in list(self.links):
             if link.generation < primary.generation:
@@ -332,9 +336,10 @@ class Peer:
         self._lanes.pop(link).close(error)
         if self.links:
             self._settle()
-        elif self._final is None and _may_come_back(error) and self._channels and not link.guest:
+        elif self._final is None and may_come_back(error) and self._channels and not link.guest:
             self.losses = min(max(self.losses, link.generation) + 1, LOSSES_MOST)
             self._back = trio.Event()
+            self.since = trio.current_time()
             self._interrupted(self, error, self._limits.resume_closed_s if link.told else self._limits.resume_silent_s)
         else:
             self.end(self._final or error)
@@ -397,8 +402,3 @@ class Peer:
         self._want_lanes()
         if new is not None and service.handler is not None and self._nursery is not None:
             self._nursery.start_soon(announce, self, service.handler, event, self._counts)
-
-
-def _may_come_back(error: WireError) -> bool:
-    """Lost without a goodbye; or the loser of two connections, whose winner was lost while it drained."""
-    return isinstance(error, ConnectionLost) or error.code is Code.SUPERSEDED

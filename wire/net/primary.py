@@ -38,6 +38,15 @@ def choose_primary(links: Sequence[Link], own: PeerId) -> Link | None:
     return (by_lower or live)[-1]
 
 
+def gauges(links: Sequence[Link]) -> dict[str, int]:
+    """What is held for a peer now, over all its connections."""
+    total: Counter[str] = Counter()
+    for link in links:
+        total.update(link.session.gauges())
+        total["waiting"] += len(link.ends)
+    return dict(total)
+
+
 class Tally:
     """Bytes of the connections that have ended; with those that stand it gives the peer's figures."""
 
@@ -53,8 +62,8 @@ class Tally:
         self.socket[0] += link.bytes_in
         self.socket[1] += link.bytes_out
 
-    def stats(self, links: Sequence[Link], rtt_s: float | None, congestion: str, resent_chunks: int) -> PeerStats:
-        """With the connections that stand."""
+    def stats(self, links: Sequence[Link], primary: Link, resent_chunks: int) -> PeerStats:
+        """With the connections that stand.  `primary`: or the last one, if there is none."""
         total = Tally()
         total._in.update(self._in)
         total._out.update(self._out)
@@ -66,8 +75,8 @@ class Tally:
             total.socket[1],
             tuple(total._in[cls] for cls in range(5)),
             tuple(total._out[cls] for cls in range(5)),
-            rtt_s,
-            congestion,
+            primary.session.rtt_s,
+            next((link for link in links if link.lane), primary).pipe.info().congestion,
             len(links),
             sum(1 for link in links if link.lane),
             resent_chunks,

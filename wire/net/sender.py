@@ -109,6 +109,11 @@ class TensorSender:
         """Calls of `send` that have not ended."""
         return len(self._waiting) + len(self._sends)
 
+    @property
+    def queued_bytes(self) -> int:
+        """Of those calls: what waits for a slot, or for a lane to take it."""
+        return sum(len(send.data) for send in self._waiting) + self.channel.unsent_bytes
+
     async def send(
         self,
         key: Key,

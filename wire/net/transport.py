@@ -40,6 +40,7 @@ from typing import Protocol
 import trio
 
 from wire.address import Address
+from wire.path import DIRECT, Path
 from wire.pipeinfo import PipeInfo, same_machine
 
 # Buffers in one sendmsg call: the kernel's IOV_MAX (POSIX asks for >= 16, Linux and the BSDs give 1024).
@@ -164,7 +165,7 @@ class TcpPipe:
 
     __slots__ = ("_closed", "_drained", "_info", "_sock", "_unsent_most")
 
-    def __init__(self, sock: socket.socket, congestion: str | None = None) -> None:
+    def __init__(self, sock: socket.socket, congestion: str | None = None, *, path: Path = DIRECT) -> None:
         self._sock = sock
         self._closed = False
         self._drained = False  # the last read took all there was
@@ -178,7 +179,7 @@ class TcpPipe:
                 sock.setsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, wanted.encode("ascii"))
             with suppress(OSError):
                 in_force = sock.getsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, 16).partition(b"\0")[0].decode("ascii")
-        self._info = PipeInfo("tcp", local, remote, in_force)
+        self._info = PipeInfo("tcp", local, remote, in_force, path)
 
     def info(self) -> PipeInfo:
         return self._info

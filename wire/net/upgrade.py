@@ -62,6 +62,8 @@ class Local:
     admit: Callable[[Hello], Refusal | None] | None = None
     # what all connections together may promise to hold; None: not counted
     budget: UnreadBudget | None = None
+    # Unix time, for the stamps of pings
+    wall_time: Callable[[], float] = time.time
     # what protocols of a peer needed last; one table a peer, over all its connections
     remembered: Callable[[PeerId], RememberedWindows] = lambda peer_id: RememberedWindows()
 
@@ -145,7 +147,7 @@ async def _hello(pipe: Pipe, local: Local, initiator: bool, secrets: Secrets, re
             now=trio.current_time(),
             guest=guest,
             serves=local.serves,
-            wall_offset_s=time.time() - trio.current_time(),
+            wall_offset_s=local.wall_time() - trio.current_time(),
             window_bytes=window,
             reservation=reservation,
             remembered=(remembered := local.remembered(secrets.peer_id)),

@@ -162,7 +162,7 @@ class MemoryTransport:
         self.world = world
         self.host = host
 
-    async def dial(self, address: Address) -> MemoryPipe:
+    async def dial(self, address: Address, *, local_port: int = 0) -> MemoryPipe:
         world, place = self.world, (address.host, address.port)
         world.dials.append((trio.current_time(), *place))
         await trio.sleep(world.delay_s + world.rng.random() * world.jitter_s)
@@ -202,6 +202,11 @@ class MemoryTransport:
         return ("127.0.0.1", self.host)
 
 
+def wall_time() -> float:
+    """A wall clock that goes as fast as trio's does."""
+    return 1.7e9 + trio.current_time()
+
+
 @asynccontextmanager
 async def member(
     world: World, host: str, *, port: int = 4001, identity: Identity | None = None, **settings: Any
@@ -209,6 +214,7 @@ async def member(
     """A net of run RUN in a world, listening on host:port."""
     settings.setdefault("run", RUN)
     settings.setdefault("scope", Scope.HOST)
+    settings.setdefault("wall_time", wall_time)  # in virtual time the real one stands still
     async with open_net(
         identity or Identity.generate(),
         listen=[Address(host, port)],

@@ -32,6 +32,7 @@ async def member(host: Host) -> AsyncIterator[Net]:
         scope=Scope.HOST,
         transport=host.transport,
         rng=random.Random(1),
+        wall_time=host.wall_time,
     ) as net:
         yield net
 

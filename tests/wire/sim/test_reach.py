@@ -30,7 +30,8 @@ async def village(t: Town, kind: str | None, seeds: int = 2) -> tuple[Net, list[
 
 
 @pytest.mark.parametrize(
-    ("kind", "state"), [(None, Reach.PUBLIC), ("full", Reach.PUBLIC), ("cone", Reach.NAT), ("shift", Reach.NAT), ("symmetric", Reach.SYMMETRIC)]
+    ("kind", "state"),
+    [(None, Reach.PUBLIC), ("full", Reach.PUBLIC), ("cone", Reach.NAT), ("shift", Reach.NAT), ("symmetric", Reach.SYMMETRIC)],
 )
 async def test_nat_3_and_9_a_verdict_in_plain_words(kind: str | None, state: Reach, autojump_clock: Clock) -> None:
     async with town() as t:
