@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -191,6 +192,63 @@ def test_a_capped_pair_does_not_hold_up_the_others() -> None:
     run.settle()
     run.run(10.0)
     assert all(run.got[item] == pytest.approx(10e6, rel=0.05) for item in ("capped", 0, 1, 2))
+
+
+def test_pairs_behind_a_cap_take_turns_of_a_quantum_in_their_order() -> None:
+    run = Run(rate=10e6, cap=1e6)
+    for number in range(4):
+        run.add(number, "hub", f"b{number}")
+    run.settle()
+    run.log.clear()
+    run.run(5.0)
+    turns: list[tuple[int, int]] = []
+    for _, item, size in run.log:
+        if turns and turns[-1][0] == item:
+            turns[-1] = item, turns[-1][1] + size
+        else:
+            turns.append((item, size))
+    assert len(turns) > 60
+    for (item, size), (following, _) in pairwise(turns[1:]):
+        assert size == DEFAULT_LIMITS.relay_quantum_bytes and following == (item + 1) % 4
+
+
+def test_who_left_in_the_middle_of_a_turn_comes_back_to_a_whole_one() -> None:
+    run = Run()
+    run.add("busy", "a", "b")
+    run.add("comes", "c", "d", saturate=False)
+    run.settle()
+    run.share.ask("comes", 60_000)
+    run.run(1.0)
+    assert run.got["comes"] == 60_000
+    run.log.clear()
+    run.demand["comes"] = WINDOW
+    run.share.ask("comes", WINDOW)
+    run.run(0.2)
+    first = [size for _, item, size in run.log if item == "comes"]
+    turn = 0
+    for _, item, size in run.log:
+        if item == "comes":
+            turn += size
+        elif turn:
+            break
+    assert first and turn == DEFAULT_LIMITS.relay_quantum_bytes
+
+
+@pytest.mark.parametrize("rate", [1e6 / 3, 2.7182818e6, 1e7 / 7, 99_999_989.0])
+def test_at_the_moment_that_next_time_names_something_is_granted(rate: float) -> None:
+    """Else a relay would wake up and sleep again for nothing, under a virtual clock for ever."""
+    now = 987_654.321
+    share: FairShare[str] = FairShare(rate, rate / 3, now=now)
+    share.add("a", ("a", "b"), control=False, now=now)
+    share.add("c", ("c", "d"), control=False, now=now)
+    for item in ("a", "c"):
+        share.ask(item, 1 << 40)
+    share.grant(now)
+    for _ in range(3000):
+        at = share.next_time(now)
+        assert at is not None and at > now
+        now = at
+        assert share.grant(now)
 
 
 def test_coming_anew_gives_no_new_burst() -> None:

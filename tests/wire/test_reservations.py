@@ -377,7 +377,7 @@ def test_signal_carries_one_mebibyte_each_way_and_the_byte_after_resets() -> Non
     assert world.table.forwarded(circuit.id, False, MIB, world.now) is None
     assert (circuit.up_bytes, circuit.down_bytes) == (MIB, MIB)
     world.table.close(circuit.id)
-    assert world.table.forwarded(circuit.id, True, 1, world.now) is None
+    world.refused(world.table.forwarded(circuit.id, True, 1, world.now), Why.CLOSED)
     assert circuit.up_bytes == MIB
 
 

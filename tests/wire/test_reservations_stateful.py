@@ -104,9 +104,7 @@ class Relay(RuleBasedStateMachine):
     def connect(self, source: PeerId, to: PeerId, cls: RelayClass, purpose: int, members: tuple[bool, bool]) -> None:
         before = self.table.gauges()
         share = self.table.bulk_share()
-        got = self.table.connect(
-            source, to, cls, purpose, voucher_checked=True, over_circuit=False, members=members, now=self.now
-        )
+        got = self.table.connect(source, to, cls, purpose, voucher_checked=True, over_circuit=False, members=members, now=self.now)
         if isinstance(got, Refusal):
             assert self.table.gauges() == before
             return
@@ -123,10 +121,12 @@ class Relay(RuleBasedStateMachine):
             return
         circuit = self.circuits[data.draw(st.sampled_from(sorted(self.circuits)))]
         refusal = self.table.forwarded(circuit.id, up, size, self.now)
-        if refusal is not None:
+        if not circuit.open:
+            assert refusal is not None and refusal.why is Why.CLOSED
+        elif refusal is not None:
             assert circuit.cls is RelayClass.SIGNAL and self.sent[circuit.id, up] + size > LIMITS.relay_signal_bytes
             self.table.close(circuit.id)
-        elif circuit.open:
+        else:
             self.sent[circuit.id, up] += size
         pause = self.table.pause_s(circuit.id, up, self.now)
         assert 0.0 <= pause <= LIMITS.relay_signal_bytes / LIMITS.relay_signal_bytes_per_s
