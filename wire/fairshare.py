@@ -167,10 +167,10 @@ class FairShare(Generic[T]):
                 peer.bucket.tokens -= size
             entry.waiting -= size
             pair.deficit -= size
-            item = queue.popleft()
-            if entry.waiting:
-                queue.append(item)
+            if not entry.waiting:
+                queue.popleft()
             if pair.deficit <= 0:
+                queue.rotate(-1)  # the next turn is another item's
                 ring.rotate(-1)
         ring.extendleft(reversed(passed_over))
         self._next = now + wait

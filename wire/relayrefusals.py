@@ -36,6 +36,7 @@ class Why(StrEnum):
     TARGET_FULL = "the target has too many circuits"
     PAIR_FULL = "the pair has too many signal circuits"
     SHARE = "one more pair would leave all too little"
+    CLOSED = "the circuit is closed"
     BYTES = "a signal circuit has carried all that it may"
     TIME = "a signal circuit has stood as long as it may"
 
@@ -58,6 +59,7 @@ CODES: dict[Why, Code] = {
     Why.TARGET_FULL: Code.RESOURCE_LIMIT,
     Why.PAIR_FULL: Code.RESOURCE_LIMIT,
     Why.SHARE: Code.RELAY_LIMIT,
+    Why.CLOSED: Code.CANCELLED,
     Why.BYTES: Code.RELAY_LIMIT,
     Why.TIME: Code.TIMEOUT,
 }

@@ -241,13 +241,10 @@ class RelayTable:
         return circuit
 
     def forwarded(self, number: int, up: bool, size: int, now: float) -> Refusal | None:
-        """Count `size` bytes that are about to pass.  A refusal: they may not, nothing was counted, reset the circuit with its code.
-
-        A circuit that is closed counts nothing more and refuses nothing: its streams end anyway.
-        """
+        """Count `size` bytes that are about to pass.  A refusal: they may not, nothing was counted, reset the circuit with its code."""
         circuit = self._circuits.get(number)
         if circuit is None:
-            return None
+            return Refusal(Why.CLOSED)
         used = (circuit.up_bytes if up else circuit.down_bytes) + size
         if circuit.cls == RelayClass.SIGNAL and used > self._limits.relay_signal_bytes:
             return Refusal(Why.BYTES, detail=f"{used - size} of {self._limits.relay_signal_bytes} bytes")

@@ -60,9 +60,7 @@ class OpenedVoucher:
         return self.statement.not_after
 
 
-def seal_voucher(
-    identity: Identity, voucher: Voucher, *, run: bytes, seq: int, now_unix: float, limits: Limits = DEFAULT_LIMITS
-) -> bytes:
+def seal_voucher(identity: Identity, voucher: Voucher, *, run: bytes, seq: int, now_unix: float, limits: Limits = DEFAULT_LIMITS) -> bytes:
     """The relay's signed voucher, valid for one reservation's life from now.  Raises LocalProtocolError: not encodable."""
     not_after = int(now_unix + limits.relay_reservation_life_s)
     return seal(identity, VOUCHER, encode(voucher), run=run, seq=seq, not_after=not_after)
