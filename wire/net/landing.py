@@ -135,7 +135,8 @@ class Landing:
         for end in list(self.chunks.values()):
             end.link.reset(end.stream)
         self.chunks.clear()
-        self.link.reset(self.control)
+        # Openings on two connections may come in the wrong order, so this may end the one that counts: the code says to try again.
+        self.link.reset(self.control, Code.SUPERSEDED)
 
     def end(self) -> None:
         if not self.over:

@@ -13,6 +13,8 @@ chunk stream on each lane of that connection, or on the control connection itsel
 * A lane that ends puts its chunks in doubt: the automaton asks what came (Ask, Have), and only the rest is sent again.
 * Another control connection (the first was lost, or superseded) is a new attachment: the receiver says what it has, and what is
   missing goes over the new carriers.  A transfer whose slot was withdrawn meanwhile (REFUSED) waits for a slot again by itself.
+* Openings on two connections overtake each other: the receiver, which believes the one that came last, may then end the one that
+  counts (SUPERSEDED).  It is opened again; by then the other one has been reset.
 * A peer that does not know the protocol yet (PROTOCOL_UNKNOWN) may be about to: the channel is opened again, ever more rarely.
 """
 
@@ -286,7 +288,7 @@ class TensorSender:
             return
         at.leave()
         self.detached(at)
-        if error.code is Code.PROTOCOL_UNKNOWN:
+        if error.code in (Code.PROTOCOL_UNKNOWN, Code.SUPERSEDED):
             delay_s = min(REOPEN_MAX_S, REOPEN_MIN_S * 2.0 ** min(self._refusals, 16))
             self._refusals += 1
             self._later(delay_s, lambda: self._reopen(at.link))

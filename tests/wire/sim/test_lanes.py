@@ -70,7 +70,7 @@ async def swarm(seed: int, line: Link = LINE) -> AsyncIterator[Swarm]:
         yield Swarm(net, (one, other), a, b, peer, back)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(20), 45])  # in 4 and 45 the openings of one channel come in the wrong order
 async def test_every_key_once_while_connections_are_reset_at_random(seed: int, autojump_clock: Clock) -> None:
     rng = random.Random(seed)
     async with swarm(seed) as s:
