@@ -24,8 +24,8 @@ from plnode.observe.status import Status, serve_status
 from plnode.peerlines import peer_line
 from plnode.settings import Settings
 from plnode.swarm.claims import NodeState
-from wire.identity import Identity
-from wire.net import BindFailed, Net, NetEvent, SeedList, open_net
+from wire.identity import Identity, PeerId
+from wire.net import BindFailed, Net, NetEvent, SeedList, SeedListError, open_net
 from wire.net.perf import serve_perf
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ async def run_node(settings: Settings, signed: SignedManifest, identity: Identit
         remedy = "Install the version that the owner of the run uses."
         raise BadInput(f"this installation cannot take part: {wrong}", remedy) from None
     settings.data_dir.mkdir(parents=True, exist_ok=True)
-    seeds = SeedList.read(settings.seeds) if settings.seeds is not None else None
+    seeds = _seeds(settings, signed.owner, signed.run_id)
     async with _network(settings, identity, recorder, run=signed.run_id, seeds=seeds) as (net, events, watch):
         serve_perf(net)
         participant = Participant(net, settings, signed, job, identity, recorder)
@@ -67,7 +67,7 @@ async def run_node(settings: Settings, signed: SignedManifest, identity: Identit
 async def run_seed(settings: Settings, identity: Identity, recorder: Recorder) -> Outcome:
     """Introduce peers of any run, until cancelled.  Raises BadInput as `run_node`."""
     settings.data_dir.mkdir(parents=True, exist_ok=True)
-    seeds = SeedList.read(settings.seeds) if settings.seeds is not None else None
+    seeds = _seeds(settings, settings.owner, None)
     async with _network(settings, identity, recorder, run=None, seeds=seeds) as (net, events, watch):
         recorder.emit(e.NodeStarted(str(net.peer_id), settings.name, tuple(str(a) for a in net.addresses), "none", 0))
         async with trio.open_nursery() as nursery:
@@ -76,6 +76,14 @@ async def run_seed(settings: Settings, identity: Identity, recorder: Recorder) -
                 if (event_for_people := told(event, lambda _: None)) is not None:
                     recorder.emit(event_for_people)
     return Outcome(ExitCode.OK, "the seed has stopped")
+
+
+def _seeds(settings: Settings, owner: PeerId | None, run: bytes | None) -> SeedList | None:
+    """The seeds, if any are given; a signed list must be the owner's.  Raises BadInput."""
+    try:
+        return SeedList.gather(settings.seeds, owner=owner, run=run) if settings.seeds else None
+    except SeedListError as problem:
+        raise BadInput(f"the seed list cannot be used: {problem}", "Ask the owner of the run for the newest one.") from None
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 from plnode.exits import BadInput
 from plnode.typed_toml import Bounds, Doc, KeyProblem, OneOf, Refusal, Text, read_table, schema
 from wire.address import Address, Scope
+from wire.identity import PeerId
 
 __all__ = ["ENVIRONMENT_PREFIX", "Settings", "SettingsError", "load_settings", "parse_size"]
 
@@ -41,8 +42,10 @@ class Settings:
     data_dir: Path
     """Holds the key, the peer book, snapshots and status.sock.  One process at a time."""
     listen: tuple[Address, ...]
-    seeds: Path | None
-    """The seed list; None only for a seed."""
+    seeds: tuple[str, ...]
+    """Where seeds stand: entries, files (absolute) and URLs; empty only for a seed."""
+    owner: PeerId | None
+    """Whose signed seed lists a seed follows; a node that joins has it from the manifest."""
     scope: Scope
     """How far this node's addresses are good for: internet, lan, or host (one machine)."""
     device: str
@@ -69,7 +72,8 @@ class _Keys:
     name: Annotated[str | None, Text(1, 32), Doc("Name shown to others.")] = None
     data: Annotated[str | None, Text(1, 4096), Doc("Data folder.")] = None
     listen: Annotated[str | None, Text(1, 1024), Doc("Addresses to listen on, separated by commas.")] = None
-    seeds: Annotated[str | None, Text(1, 4096), Doc("Seed list.")] = None
+    seeds: Annotated[str | None, Text(1, 4096), Doc("Seeds: entries, files and URLs, separated by commas.")] = None
+    owner: Annotated[str | None, Text(52, 52), Doc("Id of the run's owner, whose signed seed lists count.")] = None
     scope: Annotated[str | None, OneOf(("internet", "lan", "host")), Doc("Reach of this node's addresses.")] = None
     device: Annotated[str | None, OneOf(("cpu", "cuda")), Doc("Where the stage computes.")] = None
     threads: Annotated[int | None, Bounds(1, 1024), Doc("Threads of the device.")] = None
@@ -126,6 +130,12 @@ def _settings(keys: dict[str, Any], origin: dict[str, str], default_listen: str)
             listen.append(Address.parse(text.strip()))
         except ValueError as bad:
             raise problem("listen", "host:port or /ip4/A/tcp/PORT, separated by commas", str(bad)) from None
+    owner = None
+    if "owner" in keys:
+        try:
+            owner = PeerId.parse(str(keys["owner"]))
+        except ValueError as bad:
+            raise problem("owner", "the id of the run's owner, as `plnode run show` prints it", str(bad)) from None
     memory = None
     if "memory" in keys and (memory := parse_size(keys["memory"])) is None:
         raise problem("memory", 'a size such as "6GiB" or "800MB"')
@@ -133,13 +143,24 @@ def _settings(keys: dict[str, Any], origin: dict[str, str], default_listen: str)
         name=keys.get("name", platform.node()[:32] or "node"),
         data_dir=Path(keys["data"]).absolute(),
         listen=tuple(listen),
-        seeds=Path(keys["seeds"]).absolute() if "seeds" in keys else None,
+        seeds=tuple(_place(word.strip()) for word in str(keys.get("seeds", "")).split(",") if word.strip()),
+        owner=owner,
         scope=Scope(keys.get("scope", "internet")),
         device=keys.get("device", "cpu"),
         threads=keys.get("threads", 1),
         memory_bytes=memory,
         log_level=keys.get("log_level", "info"),
     )
+
+
+def _place(word: str) -> str:
+    """A place of seeds; the path of a file becomes absolute, because the node may be started elsewhere the next time."""
+    if word.lower().startswith(("http://", "https://")):
+        return word
+    try:
+        return str(Address.parse(word))
+    except ValueError:
+        return str(Path(word).absolute())
 
 
 def _from_file(file: Path) -> dict[str, Any]:

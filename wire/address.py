@@ -25,6 +25,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 from typing import Literal, cast
 
@@ -130,7 +131,7 @@ class Address:
             raise ValueError(f"port {self.port} is not between 0 and 65535")
         if self.relay is not None and (self.peer_id is None or self.peer_id == self.relay):
             raise ValueError("a circuit names the relay and another peer behind it")
-        host, kind, scope_class = _judge(self.host, self.kind, self.treat_as_global)
+        host, kind, scope_class = _judge(self.host, self.kind, tuple(self.treat_as_global))
         object.__setattr__(self, "host", host)
         object.__setattr__(self, "kind", kind)
         object.__setattr__(self, "scope_class", scope_class)
@@ -207,7 +208,8 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _judge(host: str, kind: str, treat_as_global: Sequence[Network]) -> tuple[str, AddressKind, AddressClass]:
+@lru_cache(4096)  # as many as the peer book has peers: the same few are judged again in every record, message and dial
+def _judge(host: str, kind: str, treat_as_global: tuple[Network, ...]) -> tuple[str, AddressKind, AddressClass]:
     """(canonical host, kind, class); raises ValueError."""
     if kind not in KINDS and kind:
         raise ValueError(f"{printable(kind)} is no kind of address")

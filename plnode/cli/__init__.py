@@ -24,6 +24,7 @@ __all__ = ["main", "program"]
 _COMMANDS = {
     "run": "Make, sign, plan and show run manifests.",
     "seed": "Run a seed: a node that only introduces peers.",
+    "seeds": "Check and sign seed lists.",
     "join": "Join a run and train one stage of it.",
     "status": "Show what the node on this machine is doing.",
     "bench": "Measure the line to another member of a run.",

@@ -76,14 +76,14 @@ class _TimedTcp(TcpTransport):
 @click.command("bench")
 @click.argument("peer")
 @click.option("--manifest", "manifest_file", required=True, metavar="FILE", type=Path, help="The signed run file; only members measure.")
-@click.option("--seeds", metavar="FILE", envvar="PLNODE_SEEDS", type=Path, help="Seed list, to find a peer by its id.")
+@click.option("--seeds", metavar="WHERE", envvar="PLNODE_SEEDS", help="Seeds as for `plnode join`, to find a peer by its id.")
 @click.option("--data", metavar="DIR", type=Path, help="Use this folder's identity (default: one for this measurement).")
 @click.option("--seconds", type=click.FloatRange(0.1, 15), default=10.0, show_default=True, help="Time for each direction.")
 @click.option("--both", is_flag=True, help="Both directions at once instead of one after the other.")
 @click.option("--scope", type=click.Choice(["internet", "lan", "host"]), default="internet", help="How far to dial found addresses.")
 @click.option("--json", "as_json", is_flag=True, help="The result as one JSON object on stdout.")
 def command(
-    peer: str, manifest_file: Path, seeds: Path | None, data: Path | None, seconds: float, both: bool, scope: str, as_json: bool
+    peer: str, manifest_file: Path, seeds: str | None, data: Path | None, seconds: float, both: bool, scope: str, as_json: bool
 ) -> int:
     """Measure the line to PEER: connecting, round trip, and the steady rate each way.
 
@@ -98,11 +98,12 @@ def command(
     """
     target = _target(peer)
     if isinstance(target, PeerId) and seeds is None:
-        raise BadInput("a peer id says not where the peer is", "Give --seeds FILE, or PEER as host:port.")
+        raise BadInput("a peer id says not where the peer is", "Give --seeds, or PEER as host:port.")
     seed_list = None
     if seeds is not None:
-        checked_seeds(load_settings({"data": ".", "seeds": str(seeds)}, {}))
-        seed_list = SeedList.read(seeds)
+        settings = load_settings({"data": ".", "seeds": seeds}, {})
+        checked_seeds(settings)
+        seed_list = SeedList.gather(settings.seeds)
     signed = SignedManifest.load(manifest_file)
     reports: list[Report] = []
     show = _live if sys.stderr.isatty() and not as_json else lambda progress: None

@@ -29,12 +29,13 @@ def command(manifest_file: Path, as_json: bool, **flags: Any) -> int:
       plnode join --seeds seeds.txt --manifest run.signed --data ~/plnode --device cuda --name attic
       PLNODE_DATA=/data PLNODE_SEEDS=/data/seeds.txt plnode join --manifest run.signed --json
 
-    The seed list is all that a node needs to find the others. A node that waits says for what, and `plnode status` shows it.
+    The seed list is all that a node needs to find the others: entries, files and URLs, also several, separated by commas. A node
+    that waits says for what, and `plnode status` shows it.
     Ctrl-C leaves the run; a second Ctrl-C leaves it at once.
     """
     settings = settings_from(flags)
-    if settings.seeds is None:
-        raise BadInput("a node that joins needs a seed list", "Give --seeds FILE with one host:port a line (or PLNODE_SEEDS).")
+    if not settings.seeds and not (settings.data_dir / "known-peers").exists():  # a node that was there before may know the way
+        raise BadInput("a node that joins needs a seed list", "Give --seeds: host:port, a file of them or its URL (or PLNODE_SEEDS).")
     checked_seeds(settings)
     signed = SignedManifest.load(manifest_file)
     if flags["exit_with_stdin"]:

@@ -24,7 +24,7 @@ def node_options(*, computes: bool) -> Callable[[F], F]:
     options = [
         click.option("--data", metavar="DIR", help="Folder for this node's key, peer book and snapshots; one node at a time."),
         click.option("--listen", metavar="ADDR", help="Addresses to listen on: host:port or /ip4/A/tcp/P, separated by commas."),
-        click.option("--seeds", metavar="FILE", help="Seed list: one host:port or ID@host:port a line."),
+        click.option("--seeds", metavar="WHERE", help="Seeds: host:port or ID@host:port, files and http(s) URLs of them, by commas."),
         click.option("--scope", type=click.Choice(["internet", "lan", "host"]), help="How far this node's addresses reach."),
         click.option("--name", metavar="NAME", help="Name shown to others (default: the host's)."),
         *_compute_options(computes),
@@ -59,12 +59,12 @@ def settings_from(flags: dict[str, Any], *, default_listen: str = "0.0.0.0:0") -
 
 
 def checked_seeds(settings: Settings) -> None:
-    """Reads the seed list once before anything starts: a wrong line is the user's to mend.  Raises `BadInput`."""
+    """Reads the seed lists once before anything starts: a wrong line is the user's to mend.  Raises `BadInput`."""
     from wire.net.seedlist import SeedList, SeedListError
 
-    if settings.seeds is None:
+    if not settings.seeds:
         return
     try:
-        SeedList.read(settings.seeds)
+        SeedList.gather(settings.seeds)
     except SeedListError as problem:
         raise BadInput(f"the seed list cannot be used: {problem}", "One entry a line: host:port or ID@host:port.") from None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from plnode.cli.files import read_file, write_file
 from plnode.exits import BadInput
 from plnode.manifest import Manifest, SignedManifest, sign
 from plnode.manifest_text import default_values, render, shipped_values
@@ -69,8 +69,8 @@ def init(folder: Path, name: str | None, changes: tuple[str, ...], as_json: bool
             raise BadInput(f"{path} is there already", "Choose another folder: a run's key and manifest are never overwritten.")
     owner = Identity.load_or_create(folder / KEY_FILE)
     signed = sign(owner, toml)
-    _write(folder / TOML_FILE, toml)
-    _write(folder / SIGNED_FILE, signed)
+    write_file(folder / TOML_FILE, toml)
+    write_file(folder / SIGNED_FILE, signed)
     _report_run(SignedManifest.open(signed), [str(p) for p in paths], as_json)
 
 
@@ -86,11 +86,11 @@ def sign_command(toml_file: Path, key: Path | None, out: Path | None, as_json: b
     Example:
       plnode run sign my-run/run.toml
     """
-    toml = _read(toml_file)
+    toml = read_file(toml_file)
     Manifest.parse(toml)  # a bad manifest is refused before the key is looked for
     signed = sign(Identity.load(key or toml_file.parent / KEY_FILE), toml)
     target = out or toml_file.parent / SIGNED_FILE
-    _write(target, signed)
+    write_file(target, signed)
     _report_run(SignedManifest.open(signed), [str(target)], as_json)
 
 
@@ -126,7 +126,7 @@ def plan(file: Path, as_json: bool) -> None:
     """
     from plnode.plan import plan_run
 
-    raw = _read(file)
+    raw = read_file(file)
     is_signed = raw[:1] == bytes([_ENVELOPE_FIRST_BYTE])
     manifest = SignedManifest.open(raw, source=str(file)).manifest if is_signed else Manifest.parse(raw)
     result = plan_run(manifest)
@@ -181,21 +181,3 @@ def _report_run(signed: SignedManifest, files: list[str], as_json: bool) -> None
     click.echo(f'run {signed.run_id.hex()} "{signed.manifest.name}", owner {signed.owner}')
     for file in files:
         click.echo(f"  wrote {file}")
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as problem:
-        raise BadInput(f"cannot read {path}: {problem.strerror}", "Check the path.") from None
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all: written beside and renamed."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        scratch.write_bytes(data)
-        scratch.replace(path)
-    except OSError as problem:
-        scratch.unlink(missing_ok=True)
-        raise BadInput(f"cannot write {path}: {problem.strerror}", "Is the folder writable, and the disk not full?") from None

@@ -103,7 +103,7 @@ def test_nobody_at_the_address(run_file: Path) -> None:
 
 PEER = str(Identity(bytes(32)).peer_id)
 BAD = [
-    ([PEER], "Give --seeds FILE"),
+    ([PEER], "Give --seeds"),
     (["nonsense"], "is no address and no peer id"),
     (["1.2.3.4:99999"], "is no address and no peer id"),
     (["1.2.3.4:99", "--seconds", "16"], "Invalid value for '--seconds'"),

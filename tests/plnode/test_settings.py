@@ -15,7 +15,7 @@ def test_defaults_and_what_must_be_given(tmp_path: Path) -> None:
     settings = load_settings({"data": str(tmp_path)}, {})
     assert settings.data_dir == tmp_path
     assert settings.scope is Scope.INTERNET
-    assert (settings.device, settings.threads, settings.memory_bytes, settings.seeds) == ("cpu", 1, None, None)
+    assert (settings.device, settings.threads, settings.memory_bytes, settings.seeds) == ("cpu", 1, None, ())
     assert [str(a) for a in settings.listen] == ["/ip4/0.0.0.0/tcp/0"]
     assert settings.status_socket == tmp_path / "status.sock"
     with pytest.raises(SettingsError, match="--data"):
@@ -38,7 +38,7 @@ def test_the_data_folder_does_not_follow_the_working_directory(tmp_path: Path, m
     settings = load_settings({"data": "here", "seeds": "seeds.txt"}, {})
     monkeypatch.chdir("/")
     assert settings.data_dir == tmp_path / "here"
-    assert settings.seeds == tmp_path / "seeds.txt"
+    assert settings.seeds == (str(tmp_path / "seeds.txt"),)
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,8 @@ class Discovery:
 
     def on_connected(self, peer: Peer) -> None:
         self.known_peers.connected()
+        if len(self._peers()) == 1:
+            self.exchange.company()
 
     def on_lost(self, peer: Peer) -> None:
         self.exchange.forget(peer.peer_id)

@@ -5,9 +5,10 @@ record that does not verify is counted and dropped, one by one, and the others a
 turn.
 
 Rhythm: at 1, 2, 4 and 8 s after the start and then every 60 s +- 20 %, to a random peer; and once to every peer that we have just
-met, because nodes that start in the same tick know nobody yet when they first ask (FIND-1).  Answering is limited to one in 5 s
-with burst 5 a peer, which that rhythm can never exceed: the limit is derived from it, so that a well-behaved peer is never told
-RATE_LIMITED (WIRE-11).
+met, because nodes that start in the same tick know nobody yet when they first ask (FIND-1).  A node that was alone and meets
+somebody begins anew with the 1, 2, 4 and 8 s: the others come in the same minute, when a seed is back (FIND-3).  Answering is
+limited to one in 5 s with burst 5 a peer, which that rhythm can never exceed: the limit is derived from it, so that a
+well-behaved peer is never told RATE_LIMITED (WIRE-11).
 
 A run of zeros means any: a seed for all runs asks and answers so.  Guests may use `px/1`; that is how a newcomer begins.
 """
@@ -70,6 +71,7 @@ class PeerExchange:
         self._counts = counts
         self._verified = VerifiedCache(limits.verified_cache_max)
         self._buckets: dict[PeerId, Bucket] = {}
+        self._company = trio.Event()
 
     # -- answering
 
@@ -98,15 +100,23 @@ class PeerExchange:
 
     # -- asking
 
+    def company(self) -> None:
+        """There is somebody again after there was nobody: what there is to learn has begun anew."""
+        self._company.set()
+
     async def run(self) -> None:
         """Ask in the rhythm above, for ever."""
-        started = trio.current_time()
-        for after_s in self._limits.exchange_first_s:
-            await trio.sleep_until(started + after_s)
-            await self._ask_somebody()
         while True:
-            await trio.sleep(self._limits.exchange_interval_s * self._rng.uniform(1 - JITTER, 1 + JITTER))
-            await self._ask_somebody()
+            started = trio.current_time()
+            for after_s in self._limits.exchange_first_s:
+                await trio.sleep_until(started + after_s)
+                await self._ask_somebody()
+            self._company = trio.Event()
+            while not self._company.is_set():
+                with trio.move_on_after(self._limits.exchange_interval_s * self._rng.uniform(1 - JITTER, 1 + JITTER)):
+                    await self._company.wait()
+                    break
+                await self._ask_somebody()
 
     async def _ask_somebody(self) -> None:
         peers = self._peers()

@@ -59,6 +59,7 @@ class SeedState:
     reason: str = ""  # in words, for people: one cause an address
     kinds: tuple[str, ...] = ()  # `Cause.kind` of each address, for programs
     peer_id: PeerId | None = None  # who answers there
+    retryable: bool = True  # whether waiting may help; tried again in any case, because a refusal may be forged
 
 
 class Reach(Protocol):
@@ -278,6 +279,7 @@ def failure_state(entry: SeedEntry, error: WireError) -> SeedState:
     if isinstance(error, DialFailed) and error.causes:
         causes = error.causes
         reason = "; ".join(f"{address.host}:{address.port}: {cause}" for address, cause in causes.items())
-        return SeedState(entry, SeedStatus.FAILED, reason, tuple(cause.kind for cause in causes.values()))
+        kinds = tuple(cause.kind for cause in causes.values())
+        return SeedState(entry, SeedStatus.FAILED, reason, kinds, retryable=error.retryable)
     cause = cause_of(error)
-    return SeedState(entry, SeedStatus.FAILED, str(cause), (cause.kind,))
+    return SeedState(entry, SeedStatus.FAILED, str(cause), (cause.kind,), retryable=cause.retryable)

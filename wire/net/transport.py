@@ -160,6 +160,17 @@ def _plain(name: object) -> tuple[str, int]:
     return str(name), 0
 
 
+def _socket_name(address: Address) -> tuple[str, int] | tuple[str, int, int, int]:
+    """What the kernel is told: a zone is a number of its own there, and one that stands in the host alone is lost (FIND-13).
+
+    Raises OSError for an interface that this machine has not.
+    """
+    host, _, zone = address.host.partition("%")
+    if not zone:
+        return host, address.port
+    return host, address.port, 0, int(zone) if zone.isdigit() else socket.if_nametoindex(zone)
+
+
 class TcpPipe:
     """A connected non-blocking TCP socket as a `Pipe`.  Owns the socket."""
 
@@ -315,7 +326,7 @@ def _check_free(family: socket.AddressFamily, address: Address) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        probe.bind((address.host, address.port))
+        probe.bind(_socket_name(address))
         probe.listen(1)
 
 
@@ -339,7 +350,7 @@ class TcpTransport:
             if local_port:
                 _share_port(sock)
                 sock.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", local_port))
-            code = sock.connect_ex((address.host, address.port))
+            code = sock.connect_ex(_socket_name(address))
             if code == errno.EINPROGRESS:
                 await trio.lowlevel.wait_writable(sock.fileno())
                 code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -364,7 +375,7 @@ class TcpTransport:
             if address.port:
                 _check_free(family, address)
             _share_port(sock)
-            sock.bind((address.host, address.port))
+            sock.bind(_socket_name(address))
             sock.listen(BACKLOG)
             return TcpListener(sock, self._congestion)
         except BaseException:
