@@ -26,6 +26,7 @@ from wire.net.seeds import SeedState, SeedStatus
 from wire.net.sender import TensorSender
 from wire.net.stream import MessageStream
 from wire.net.transport import Listener, Pipe, TcpTransport, Transport
+from wire.packing import PackingStats
 from wire.pipeinfo import PipeInfo
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "Net",
     "NetEvent",
     "NotListening",
+    "PackingStats",
     "Peer",
     "PeerConnected",
     "PeerLost",

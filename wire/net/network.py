@@ -32,6 +32,7 @@ from wire.messages import SessionHello, Want
 from wire.net import exchange
 from wire.net.book import PeerBook
 from wire.net.exchange import PeerExchange
+from wire.net.features import FEATURES
 from wire.net.interfaces import descriptor_limit, watch_interfaces
 from wire.net.knownpeers import KnownPeers
 from wire.net.link import Link
@@ -303,7 +304,7 @@ class Net:
             revision=self._record.revision,
             boot_id=self._boot_id,
             agent=self._agent,
-            features=(),
+            features=FEATURES,
             peer_record=self._record.raw,
             observed=literal_text(*info.remote),
             # Half of the connection: one unread stream must not stop the others.

@@ -126,7 +126,7 @@ class Peer:
     def stats(self) -> PeerStats:
         links = self.all_links
         congestion = next((link for link in links if link.lane), self.primary or self._last).pipe.info().congestion
-        return self.tally.stats(links, self.rtt_s, congestion, self._channels.resent_chunks)
+        return self.tally.stats(links, self.rtt_s, congestion, self._channels.resent_chunks, self._channels.packed)
 
     def gauges(self) -> dict[str, int]:
         """What is held for this peer now, over all its connections."""

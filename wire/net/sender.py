@@ -19,6 +19,7 @@ chunk stream on each lane of that connection, or on the control connection itsel
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 
 import trio
@@ -29,6 +30,7 @@ from wire.messages import Key
 from wire.net.carrier import Attachment
 from wire.net.link import Link
 from wire.net.ready import ReadyBytes
+from wire.packing import Packing, PackingStats
 from wire.sending import SendEnded, SenderChannel
 from wire.tensor import DType
 
@@ -88,7 +90,8 @@ class TensorSender:
         self.cls = cls
         self.limits = limits
         self.on_slots: Callable[[], None] | None = None  # called when slots were posted or withdrawn
-        self.channel = SenderChannel(os.urandom, limits, on_change=self._changed)
+        self.packing = Packing(time.perf_counter, limits)
+        self.channel = SenderChannel(os.urandom, limits, on_change=self._changed, packing=self.packing)
         self.changed = False  # something happened in the middle of a pull
         self.at: Attachment | None = None
         self._lanes: tuple[Link, ...] = ()
@@ -108,6 +111,11 @@ class TensorSender:
     def pending(self) -> int:
         """Calls of `send` that have not ended."""
         return len(self._waiting) + len(self._sends)
+
+    @property
+    def packed(self) -> PackingStats:
+        """Bytes of tensors and what they were on the wire, and whether chunks are packed now."""
+        return self.packing.stats()
 
     async def send(
         self,
@@ -252,6 +260,7 @@ class TensorSender:
             old.leave()
             self.detached(old)
         self._lanes = tuple(lanes)
+        self.packing.meets(link.hello.features)
         try:
             self.at = Attachment(self, link)
         except (LimitExceeded, LocalProtocolError) as error:
