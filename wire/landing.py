@@ -7,8 +7,9 @@ each region of memory has one writer, and the channel can name it.
 A plain chunk is written into the slot's memory, record by record.  A packed one (planes.py) is written into scratch of its lane, and
 unpacked from there into the slot in one step, when it is complete; until then nothing of it is in the slot.  What it unpacks to is
 known only then, before Begin at least, so its place is checked twice: a bound when it is announced, exactly when it is complete.
-Scratch is made by the first packed chunk of a lane and ends with the lane; a packed chunk is 5 % shorter than the plain one, so
-that one chunk's size is enough.
+Scratch belongs to a lane and ends with it.  It is as large as the largest packed chunk that came there, a sixteenth aside: a packed
+chunk is 5 % shorter than the plain one, so that is less than a chunk, and a peer that opens many chunk streams for a byte each
+makes us hold no more than it was allowed to send, twice what we have posted.
 """
 
 from __future__ import annotations
@@ -104,8 +105,8 @@ class LaneSink:
 
     def scratch(self, length: int, chunk: int) -> memoryview:
         """Memory for a packed chunk; nobody else writes there, so it need not be diverted."""
-        if not self._scratch:
-            self._scratch = memoryview(bytearray(chunk))
+        if len(self._scratch) < length:
+            self._scratch = memoryview(bytearray(min(chunk, length + length // 16)))
         return self._scratch[:length]
 
 

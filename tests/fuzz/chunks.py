@@ -172,7 +172,7 @@ def _seeds() -> list[bytes]:
         begin + whole,
         whole + begin,
         begin + chunk(0, 0, 0, packed[0], 1, cut=20) + chunk(1, 0, 0, plain[0], 0) + step(DATA, b"\x00" + rest),
-        begin + chunk(0, 0, 0, plain[0], 0, cut=20) + chunk(1, 0, 0, packed[0], 1) + step(DATA, b"\x00" + plain[0][-20:]),
+        begin + chunk(0, 0, 0, plain[0], 0, cut=20) + chunk(1, 0, 0, packed[0], 1) + step(DATA, bytes(21)),
         begin + chunk(0, 0, 0, packed[0], 1, cut=20) + step(LOSE, b"\x00") + step(ASK, b"\x00\x00") + whole,
         begin + chunk(0, 0, 0, packed[0], 1, cut=20) + step(UNPOST, b"\x00") + step(DATA, b"\x00" + rest),
         begin + chunk(0, 0, 0, packed[0], 1, cut=20) + step(DROP, b"\x00\x00") + step(DATA, b"\x00" + rest),

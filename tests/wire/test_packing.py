@@ -336,14 +336,37 @@ def test_a_bomb_takes_no_memory() -> None:
     assert peak < 256 << 10
 
 
-def test_scratch_is_one_chunk_a_lane_whatever_comes() -> None:
+def test_a_lane_has_one_scratch_no_larger_than_a_chunk() -> None:
     pair = begun()
     places = []
     for index in range(3):
         places.append(pair.place(OutChunk(0, index, packed(index), PACKED_CHUNK)))
         places[-1][:] = packed(index)
         pair.sinks[0].placed(0, index)
-    assert len({id(place.obj) for place in places}) == 1 and isinstance(places[0].obj, bytearray) and len(places[0].obj) == CHUNK
+    assert len({id(place.obj) for place in places}) == 1
+    assert len(begun().sinks[1].place(0, 0, CHUNK * 19 // 20, PACKED_CHUNK).obj) <= CHUNK  # type: ignore[arg-type]  # a bytearray
+
+
+def test_many_chunk_streams_with_a_byte_each_hold_no_memory() -> None:
+    receiver = ReceiverChannel(lambda _key: None, DeliveredKeys(), features=(FEATURE,))
+    for _ in range(4):
+        receiver.post(memoryview(bytearray(1 << 20)))
+    receiver.attach()
+
+    def attack(size: int) -> int:
+        lanes = [receiver.lane(number + size) for number in range(256)]
+        tracemalloc.start()
+        try:
+            for at, lane in enumerate(lanes):
+                lane.place(at % 4, at // 4 % 4, size, PACKED_CHUNK)
+            return tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+
+    assert attack(1) < 200 << 10
+    with pytest.raises(RemoteProtocolError) as caught:
+        attack(200 << 10)
+    assert caught.value.code is Code.EXCESSIVE
 
 
 def test_a_begin_that_contradicts_a_packed_chunk_under_way_is_found_out_at_its_end() -> None:
