@@ -72,6 +72,16 @@ def test_nothing_is_packed_or_probed_on_a_fast_link() -> None:
     assert compression.on, "the control: a little slower and it is"
 
 
+def test_a_probe_that_was_due_on_a_fast_link_is_made_when_it_has_become_slow() -> None:
+    """The first measurement may be of a queue that took everything at once: else the next probe would be 64 tensors away."""
+    compression, clock = made(200 * MB)
+    assert clock.calls == 0 and not compression.wanted
+    for _ in range(40):
+        compression.rate(5 * MB)
+    assert compression.wanted and not compression.on
+    assert compression.pack(GOOD) is not None and compression.on
+
+
 def test_a_link_that_becomes_fast_ends_it() -> None:
     compression, _ = made()
     for _ in range(100):
