@@ -14,6 +14,7 @@ import trio
 
 from bench.children import BenchFailed
 from bench.history import HISTORY, append
+from bench.line.plan import SIZES
 from bench.report import Report
 
 # A pipe has no width; wide enough for every table.
@@ -38,7 +39,7 @@ def program() -> None:
 @click.option("--loss", "losses", type=float, multiple=True, help="Lab: per cent of packets lost.")
 @click.option("--congestion", "congestions", multiple=True, help="Lab: congestion control of everybody, such as cubic or bbr.")
 @click.option("--lanes", type=click.IntRange(0, 4), multiple=True, help="Lab: bulk connections; 0 is one mixed connection.")
-@click.option("--size", "sizes", type=click.Choice(["16k", "256k", "1m", "tensor"]), multiple=True, help="Lab: what our node sends.")
+@click.option("--size", "sizes", type=click.Choice([*SIZES]), multiple=True, help="Lab: what our node sends; bf16: tensors it may pack.")
 @click.option("--both", is_flag=True, help="Lab: both directions at once (our node and iperf3).")
 @click.option("--only", multiple=True, help="Lab: only this one of plnode, iperf3, grpc-tls, py-libp2p, hivemind.")
 @click.option("--seconds", type=float, help="Lab: length of each flow.")
@@ -50,7 +51,7 @@ def link(lab: bool, quick: bool, as_json: bool, history: str, seconds: float | N
     """One stream between two processes, beside others in the same run.
 
     On loopback beside raw TCP, bare AEAD frames, TLS 1.3, py-libp2p and gRPC: what a byte costs. With --lab on lines with a rate, a
-    delay and loss, beside iperf3, gRPC, py-libp2p and hivemind's p2p: what a line carries (some nine minutes; --quick one minute; any
+    delay and loss, beside iperf3, gRPC, py-libp2p and hivemind's p2p: what a line carries (some ten minutes; --quick one minute; any
     of the options below measures just the points that they name).
     """
     if lab:

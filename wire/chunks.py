@@ -15,6 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+PLAIN_CHUNK = 0
+PACKED_CHUNK = 1  # flag of the CHUNK frame: planes.py.  Only towards a receiver that listed the feature
+
 
 @dataclass(frozen=True, slots=True)
 class OutChunk:
@@ -22,8 +25,8 @@ class OutChunk:
 
     slot: int
     index: int
-    data: memoryview  # a view of the caller's buffer, no copy; format "B"
-    flags: int  # of the CHUNK frame: 0 = plain
+    data: memoryview  # a plain one: a view of the caller's buffer, no copy; a packed one: memory of its lane.  Format "B"
+    flags: int  # of the CHUNK frame: PLAIN_CHUNK or PACKED_CHUNK
 
 
 class ChunkSource(Protocol):
@@ -45,10 +48,13 @@ class ChunkSink(Protocol):
     """The receiving side of a channel, as the session sees it.  On one stream the calls alternate: place, placed, place ..."""
 
     def place(self, slot: int, index: int, length: int, flags: int) -> memoryview:
-        """Return a writable view (format "B") of exactly ``length`` bytes: memory of the slot, or scratch that nobody reads.
+        """Return a writable view (format "B") of exactly ``length`` bytes: memory of the slot, or scratch.
 
         Raises RemoteProtocolError when no honest sender could send this chunk.  The view may be written until ``placed``.
         """
 
     def placed(self, slot: int, index: int) -> None:
-        """All bytes of the chunk are authenticated and written.  Never called for a chunk of which a record failed to verify."""
+        """All bytes of the chunk are authenticated and written.  Never called for a chunk of which a record failed to verify.
+
+        Raises RemoteProtocolError when it was packed and does not unpack to the chunk that is due.
+        """

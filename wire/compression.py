@@ -37,16 +37,15 @@ MARGIN = 0.8
 class Compression:
     """Decision and packer of one channel; for one thread at a time."""
 
-    __slots__ = ("_clock", "_feature", "_limits", "_on", "_planes", "_probe", "_tensors", "_usable", "compress_rate", "link_rate", "ratio")
+    __slots__ = ("_clock", "_feature", "_limits", "_on", "_planes", "_probe", "_tensors", "compress_rate", "link_rate", "ratio")
 
-    def __init__(self, limits: Limits, clock: Callable[[], float], features: tuple[str, ...]) -> None:
-        """`clock`: seconds, to time the packer.  `features`: of the receiver's HELLO; without `planes/1` all chunks go plain."""
+    def __init__(self, limits: Limits, clock: Callable[[], float], features: tuple[str, ...] = ()) -> None:
+        """`clock`: seconds, to time the packer.  `features`: see `meets`."""
         self._limits = limits
         self._clock = clock
         self._feature = FEATURE in features
         self._planes: Planes | None = None
         self._on = False
-        self._usable = False
         self._probe = False
         self._tensors = 0
         self.link_rate: float | None = None  # bytes per second, None before the first measurement
@@ -56,13 +55,23 @@ class Compression:
     @property
     def on(self) -> bool:
         """Whether chunks of bf16 are packed now."""
-        return self._on
+        return self._on and self._feature
 
-    def tensor_begins(self, bf16: bool) -> None:
-        """The next chunks belong to another tensor; `bf16`: whether all its bytes are bf16 elements (of a numeric codec: no)."""
-        self._usable = bf16 and self._feature
-        if self._usable:
-            self._probe = self._tensors % self._limits.compress_probe_tensors == 0
+    @property
+    def wanted(self) -> bool:
+        """Whether `pack` would try.  A probe that is due waits until the link is not fast."""
+        if not self._feature or not self._probe:
+            return self._feature and self._on
+        return self._on or self.link_rate is None or self.link_rate < self._limits.compress_link_max_bytes_per_s
+
+    def meets(self, features: tuple[str, ...]) -> None:
+        """`features`: of the HELLO of the receiver, who may have become another program; without `planes/1` all goes plain."""
+        self._feature = FEATURE in features
+
+    def tensor_begins(self) -> None:
+        """Another tensor of bf16: of every 64th the next chunk is a probe, whichever tensor under way it belongs to."""
+        if self._feature:
+            self._probe = self._probe or self._tensors % self._limits.compress_probe_tensors == 0
             self._tensors += 1
 
     def rate(self, bytes_per_s: float) -> None:
@@ -71,18 +80,15 @@ class Compression:
             self.link_rate = _average(self.link_rate, bytes_per_s)
             self._decide()
 
-    def pack(self, chunk: memoryview) -> memoryview | None:
-        """The chunk packed (valid until the next call), or None: send it as it is."""
-        if not self._usable or not (self._on or self._probe):
+    def pack(self, chunk: memoryview, into: memoryview | None = None) -> memoryview | None:
+        """The chunk, which must be bf16, packed (where: see `Planes.pack`), or None: send it as it is."""
+        if not self.wanted or not chunk:
             return None
-        fast = self.link_rate is not None and self.link_rate >= self._limits.compress_link_max_bytes_per_s
         self._probe = False
-        if (fast and not self._on) or not chunk:
-            return None
         if self._planes is None:
             self._planes = Planes(self._limits.chunk_bytes)
         began = self._clock()
-        packed = self._planes.pack(chunk)
+        packed = self._planes.pack(chunk, into)
         took = self._clock() - began
         self.ratio = _average(self.ratio, len(chunk) / len(packed) if packed is not None else 1.0)
         if took > 0:

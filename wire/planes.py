@@ -43,7 +43,8 @@ SHRINK_NUMERATOR, SHRINK_DENOMINATOR = 19, 20
 _U2 = np.dtype("<u2")
 
 
-def _worth_it(packed: int, raw: int) -> bool:
+def shrinks(packed: int, raw: int) -> bool:
+    """Whether `packed` bytes are at least 5 % less than the `raw` ones: else they go plain."""
     return packed * SHRINK_DENOMINATOR <= raw * SHRINK_NUMERATOR
 
 
@@ -56,13 +57,16 @@ def raw_size(packed: memoryview, most: int = DEFAULT_LIMITS.chunk_bytes) -> int:
     raw: int = 2 * (size - HEAD_BYTES - plane)
     if not 0 < raw <= most:
         raise RemoteProtocolError(detail=f"a packed chunk of {size} bytes with a plane of {plane} would have {raw}, at most {most}")
-    if not _worth_it(size, raw):
+    if not shrinks(size, raw):
         raise RemoteProtocolError(detail=f"{raw} bytes packed into {size}: should have gone plain")
     return raw
 
 
 class Planes:
-    """Packs and unpacks chunks of at most `chunk_bytes`.  Holds its compressor and its scratch: one per thread that uses it."""
+    """Packs and unpacks chunks of at most `chunk_bytes`.  Holds its compressor and its scratch: one per thread that uses it.
+
+    The scratch is made by the first `pack`: whoever only unpacks has none.
+    """
 
     __slots__ = ("_compress", "_decompress", "_high", "_most", "_out")
 
@@ -71,13 +75,14 @@ class Planes:
         self._compress = zstandard.ZstdCompressor(level=1, write_checksum=False, write_content_size=True).compress
         # The window of a frame in one piece is its content, and 1 KiB is zstd's least.
         self._decompress = zstandard.ZstdDecompressor(max_window_size=max(1024, chunk_bytes // 2)).decompress
-        self._high = np.empty(chunk_bytes // 2, np.uint8)
-        self._out = memoryview(bytearray(HEAD_BYTES + chunk_bytes))
+        self._high = np.empty(0, np.uint8)
+        self._out = memoryview(b"")
 
-    def pack(self, chunk: memoryview) -> memoryview | None:
+    def pack(self, chunk: memoryview, into: memoryview | None = None) -> memoryview | None:
         """`chunk` (bytes of bf16, little-endian) packed, or None: it does not shrink by 5 %, or has an odd length.
 
-        The result is overwritten by the next `pack`.  More than `chunk_bytes` raise LocalProtocolError.
+        The result lies at the front of `into` (writable, of at least `len(chunk)` bytes), else in scratch, where the next `pack`
+        overwrites it.  More than `chunk_bytes` raise LocalProtocolError.
         """
         size = len(chunk)
         if size > self._most:
@@ -86,13 +91,17 @@ class Planes:
             return None
         half = size // 2
         numbers = np.frombuffer(chunk, _U2)
+        if not len(self._high):
+            self._high = np.empty(self._most // 2, np.uint8)
         high = self._high[:half]
         np.right_shift(numbers, 8, out=high, casting="unsafe")
         plane = self._compress(high.data)
         plane_end = HEAD_BYTES + len(plane)
-        if not _worth_it(plane_end + half, size):
+        if not shrinks(plane_end + half, size):
             return None
-        out = self._out
+        if into is None and not self._out:
+            self._out = memoryview(bytearray(self._most))
+        out = self._out if into is None else into
         HEAD.pack_into(out, 0, len(plane))
         out[HEAD_BYTES:plane_end] = plane
         np.copyto(np.frombuffer(out[plane_end : plane_end + half], np.uint8), numbers, casting="unsafe")

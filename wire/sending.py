@@ -2,9 +2,9 @@
 
 The receiver posts slots, and only a posted slot may be filled: memory at the other end is planned by its owner, never asked for.
 ``begin`` takes a slot (one posted for this key first, else the oldest that is open to any), says ``Begin`` and makes the chunks
-of the caller's buffer available to the lanes, which pull them one by one.  Nothing is copied: a chunk is a view of that buffer,
-so the buffer must stay as it is until the transfer has ended.  ``advance`` opens chunks as the device delivers bytes; a tensor
-can be half on the network while its second half is still being computed.
+of the caller's buffer available to the lanes, which pull them one by one.  Nothing is copied (or it goes packed: packing.py): a
+chunk is a view of that buffer, which must stay as it is until the transfer has ended.  ``advance`` opens chunks as the device
+delivers bytes; a tensor can be half on the network while its second half is still being computed.
 
 Several transfers may be under way.  Chunks go lowest ``order`` first (the oldest microbatch unblocks the most work), and among
 equals in the order of ``begin``; a transfer whose next chunk is not ready does not hold up the others.  Which chunks are unsent,
@@ -37,10 +37,11 @@ from dataclasses import replace
 from enum import Enum
 
 from .channelevents import SendEnded, SenderEvent, SlotsChanged
-from .chunks import OutChunk
+from .chunks import PLAIN_CHUNK, OutChunk
 from .errors import Code, LocalProtocolError, RemoteProtocolError, known_code
 from .limits import DEFAULT_LIMITS, Limits
 from .messages import Ask, Begin, Done, Drop, Have, Key, Posted, Slot, Unslot, encode
+from .packing import Packing
 from .tensor import PLAIN, DType, check_shape
 from .transfers import NO_ORDER, LaneSource, OpenSlot, Queue, Transfer, full_bitmap
 
@@ -70,11 +71,13 @@ class SenderChannel:
         limits: Limits = DEFAULT_LIMITS,
         *,
         on_change: Callable[[], None] = lambda: None,
+        packing: Packing | None = None,
     ) -> None:
         self.resent_chunks = 0  # written more than once
         self._random_bytes = random_bytes
         self._limits = limits
         self._on_change = on_change
+        self._packing = packing  # None: every chunk goes plain
         self._phase = _Phase.DETACHED
         self._last_slot = -1
         self._said = 0  # slots since ``attach``
@@ -136,6 +139,8 @@ class SenderChannel:
             raise LocalProtocolError(f"no slot for {len(data)} bytes under {key!r} is posted")
         message = Begin(slot, key, order, dtype, shape, codec, len(data), self._random_bytes(8), tags)
         encode(message)  # refuses a key, order or tag out of bounds while nothing has changed yet
+        if self._packing is not None:
+            self._packing.begins(message)
         del self._open[slot]
         count = -(-len(data) // self._limits.chunk_bytes)
         transfer = Transfer(self._next_number, message, data, count, ready, moved, full_bitmap(count))
@@ -350,7 +355,8 @@ class SenderChannel:
         state.holders += 1
         self._queue.changed()
         start = index * self._limits.chunk_bytes
-        return OutChunk(state.slot, index, state.data[start : start + self._limits.chunk_bytes], 0)
+        chunk = OutChunk(state.slot, index, state.data[start : start + self._limits.chunk_bytes], PLAIN_CHUNK)
+        return chunk if self._packing is None else self._packing.pack(state.begin, chunk, lane)
 
     def _choose(self, key: Key, size_bytes: int) -> int | None:
         fitting = [(slot.key is None, number) for number, slot in self._open.items() if slot.takes(key, size_bytes)]

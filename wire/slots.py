@@ -25,6 +25,9 @@ lane: a lane costs it a handshake, an answer costs us a bitmap a slot.
 one to carry the chunk again, so an index may be under way twice: then the newer takes it over, and the session of the older writes
 the rest into the dustbin (``LaneSink.divert``) before the newer has written its first byte.  Two writers to one region never are.
 
+A chunk may come packed if we listed that (``features``, as in our HELLO).  It lies in scratch of its lane until it is complete and is
+announced only after it was unpacked (landing.py); else it is a chunk like any other, also if it was plain on another lane.
+
 **The channel outlives its connections.**  ``detach`` and ``lane_lost`` are true only once the sessions meant write no more; then
 chunks under way are void.  What is complete stays, and ``attach`` says it: the last Dones, for what ended unheard, each open slot
 with the token and the bitmap of its Begin, then ``Posted``.  Chunks that came without their Begin are forgotten with the control
@@ -37,11 +40,13 @@ from collections import deque
 from collections.abc import Callable
 
 from .channelevents import ChunkReady, ReceiverEvent, TensorDropped, TensorReceived
+from .chunks import PACKED_CHUNK
 from .delivered import DeliveredKeys
 from .errors import Code, LocalProtocolError, RemoteProtocolError, known_code
-from .landing import LaneSink, PostedSlot, Reception
+from .landing import LaneSink, PostedSlot, Reception, unpack
 from .limits import DEFAULT_LIMITS, Limits
 from .messages import Ask, Begin, Done, Drop, Have, Key, Posted, Slot, Unslot, encode
+from .planes import FEATURE, Planes
 from .tensor import Expectation
 from .transfers import pack_bitmap
 
@@ -75,12 +80,14 @@ class ReceiverChannel:
         limits: Limits = DEFAULT_LIMITS,
         *,
         on_change: Callable[[], None] = lambda: None,
+        features: tuple[str, ...] = (),
     ) -> None:
         self.duplicate_bytes = 0  # placed into the dustbin, or void before they were complete
         self._expect = expect
         self._delivered = delivered
         self._limits = limits
         self._on_change = on_change
+        self._planes = Planes(limits.chunk_bytes) if FEATURE in features else None
         self._dustbin = _DUSTBIN if limits.chunk_bytes <= len(_DUSTBIN) else memoryview(bytearray(limits.chunk_bytes))
         self._next_slot = 0
         self._open: dict[int, PostedSlot] = {}
@@ -280,7 +287,7 @@ class ReceiverChannel:
     def _place(self, lane: LaneSink, slot: int, index: int, length: int, flags: int) -> memoryview:
         chunk = self._limits.chunk_bytes
         start = index * chunk
-        if flags:
+        if flags and (flags != PACKED_CHUNK or self._planes is None):
             raise RemoteProtocolError(detail=f"chunk flags {flags:#x} were not agreed on")
         if slot >= self._next_slot:
             raise RemoteProtocolError(detail=f"slot {slot} was never posted")
@@ -292,32 +299,35 @@ class ReceiverChannel:
             raise LocalProtocolError(f"lane {lane.number} is lost or in the midst of a chunk")
         state = self._open.get(slot)
         if state is not None:
-            self._check_chunk(state, index, start, length)
+            (state.check_packed if flags else state.check)(index, length, chunk)
         self._allowance_bytes -= length
         if state is None or state.complete >> index & 1:
             self.duplicate_bytes += length
             return self._dustbin[:length]
         if (older := state.under_way.get(index)) is not None:
-            self._take_over(older, length)
+            self._take_over(older)
         state.under_way[index] = lane
-        lane.reception = Reception(state, index, length)
-        state.end = max(state.end, start + length)
-        if length < chunk:
-            state.short_end = start + length
-        return state.buffer[start : start + length]
+        packed = lane.scratch(length, chunk) if flags else None
+        lane.reception = Reception(state, index, length, packed)
+        return state.filled(index, length, chunk) if packed is None else packed
 
-    def _take_over(self, older: LaneSink, length: int) -> None:
+    def _take_over(self, older: LaneSink) -> None:
         """After this the older lane's session writes into the slot no more."""
-        if older.divert is None:
-            raise LocalProtocolError(f"lane {older.number} cannot be diverted")
-        older.divert(self._dustbin[:length])
+        reception = older.reception
+        assert reception is not None  # it is under way
+        if reception.packed is None:
+            if older.divert is None:
+                raise LocalProtocolError(f"lane {older.number} cannot be diverted")
+            older.divert(self._dustbin[: reception.length])
         older.reception = None
-        self.duplicate_bytes += length
+        self.duplicate_bytes += reception.length
 
     def _complete(self, reception: Reception) -> None:
         state, index = reception.state, reception.index
         del state.under_way[index]
         if state.dropped is None:
+            if reception.packed is not None and self._planes is not None:
+                unpack(self._planes, state, index, reception.packed, self._limits.chunk_bytes)
             state.complete |= 1 << index
             if state.begin is None:
                 return
@@ -328,17 +338,6 @@ class ReceiverChannel:
         elif not self._release_if_free(state):
             return
         self._on_change()
-
-    def _check_chunk(self, state: PostedSlot, index: int, start: int, length: int) -> None:
-        total = state.short_end if state.begin is None else state.begin.raw_len
-        if total is not None:
-            honest = length == min(self._limits.chunk_bytes, total - start)
-        else:
-            # A short chunk is the last one, so nothing that came may lie behind it.
-            after = state.end if length < self._limits.chunk_bytes else 0
-            honest = after <= start + length <= len(state.buffer)
-        if not honest:
-            raise RemoteProtocolError(detail=f"chunk {index} of {length} bytes does not belong into slot {state.number}")
 
     # -- inside
 

@@ -170,12 +170,13 @@ class Queue:
 class LaneSource:
     """What one lane pulls from.  Implements ``ChunkSource``; made by ``SenderChannel.lane``, empty for ever after ``lane_lost``."""
 
-    __slots__ = ("_pull", "_queue", "held", "number", "paused")
+    __slots__ = ("_pull", "_queue", "held", "number", "paused", "scratch")
 
     def __init__(self, number: int, queue: Queue, pull: Callable[[LaneSource], OutChunk | None]) -> None:
         self.number = number
         self.paused = False  # no new chunks: the lane is about to end, what it has under way is finished
         self.held: Transfer | None = None  # of which the session has the chunk handed out last
+        self.scratch: memoryview | None = None  # where that chunk lies if it went packed (packing.py)
         self._queue = queue
         self._pull: Callable[[LaneSource], OutChunk | None] | None = pull
 

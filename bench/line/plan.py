@@ -21,8 +21,8 @@ __all__ = ["SIZES", "TENSOR_BYTES", "LinePlan", "Point", "Runner", "payload_mbit
 KIB, MIB = 1 << 10, 1 << 20
 FRAME_BYTES, PAYLOAD_BYTES = 1514, 1448
 TENSOR_BYTES = 8 * MIB
-# Messages over one byte stream, and tensors over a channel: only those use lanes.
-SIZES = {"16k": 16 * KIB, "256k": 256 * KIB, "1m": MIB, "tensor": TENSOR_BYTES}
+# Messages over one byte stream, and tensors over a channel: only those use lanes, and those of bf16 may be packed.
+SIZES = {"16k": 16 * KIB, "256k": 256 * KIB, "1m": MIB, "tensor": TENSOR_BYTES, "bf16": TENSOR_BYTES}
 
 
 def payload_mbit(rate_mbit: float) -> float:
@@ -69,7 +69,7 @@ class LinePlan:
 
     @classmethod
     def full(cls) -> LinePlan:
-        """Some nine minutes: the points of the requirements, and what explains them."""
+        """Some ten minutes: the points of the requirements, and what explains them."""
         one, four = Runner("plnode", "tensor", 1), Runner("plnode", "tensor", 4)
         mixed = Runner("plnode", "1m", 0)
         clean, lossy = Point(), Point(loss_percent=0.1)
@@ -82,6 +82,7 @@ class LinePlan:
                 (replace(clean, congestion="bbr"), (mixed, one)),
                 (Point(loss_percent=1.0, congestion="bbr"), (one, four, RIVALS[0])),
                 (Point(rate_mbit=1000.0, rtt_ms=20.0), (one, four, RIVALS[0])),
+                (Point(rate_mbit=50.0, rtt_ms=40.0), (one, replace(one, size="bf16"))),
             )
         )
 

@@ -27,6 +27,7 @@ from bench.line.plan import SIZES, LinePlan, Point, Runner, payload_mbit
 from bench.link import settings
 from bench.others import Others
 from bench.report import Bar, Column, Report, Row, ratios
+from wire.tensor import DType
 
 __all__ = ["run_line"]
 
@@ -48,8 +49,12 @@ COLUMNS = (
     Column("loaded_p50_ms", "p50 ms"),
     Column("loaded_p99_ms", "p99 ms"),
     Column("resent", "re-sent"),
+    Column("wire_percent", "% packed to"),
     Column("others_cores", "others"),
 )
+# The point at which packing has to show, and its two flows.
+SLOW = {"rate_mbit": 50.0, "rtt_ms": 40.0}
+SHRINKING = (Runner("plnode", "bf16", 1), Runner("plnode", "tensor", 1))
 # iperf3 listens after some milliseconds; a busy machine needs more.
 LISTEN_TRIES = 40
 LISTEN_PAUSE_S = 0.1
@@ -110,11 +115,12 @@ def _first(group: BaseException) -> BaseException:
 
 async def _pair(lab: Lab, plan: LinePlan, point: Point, runner: Runner) -> dict[str, Any]:
     """Two processes of `bench.link`."""
-    kind = "plnode-tensors" if (runner.name, runner.size) == ("plnode", "tensor") else runner.name
+    kind = "plnode-tensors" if runner.name == "plnode" and runner.size in ("tensor", "bf16") else runner.name
     module, needed = MODULES[kind]
     if needed is not None and installed(needed) is None:
         raise _NotHere(f"not installed: pip install {needed}")
-    front = settings.environment(lab.addr(SERVER), point.congestion, runner.lanes)
+    dtype = DType.bf16 if runner.size == "bf16" else DType.uint8
+    front = settings.environment(lab.addr(SERVER), point.congestion, runner.lanes, dtype)
     async with open_children() as children:
         server = await children.start(f"{runner.name} server", lab.exec(SERVER, *front, *python(module, "server")))
         where = await server.hear(START_S)
@@ -199,6 +205,7 @@ def _bars(rows: Sequence[tuple[Point, Runner, Row]]) -> list[Bar]:
         ]
         return [max(waits)] if waits else []
 
+    shrinking = (found("mbit_per_s", who, **SLOW) for who in SHRINKING)
     one, four = (found("mbit_per_s", Runner("plnode", "tensor", n), loss_percent=0.1) for n in (1, 4))
     return [
         Bar("cubic, no loss: best % of the line", best("line_percent"), at_least=92.0),
@@ -207,6 +214,7 @@ def _bars(rows: Sequence[tuple[Point, Runner, Row]]) -> list[Bar]:
         Bar("bbr, no loss: best % of the line", best("line_percent", congestion="bbr"), at_least=92.0),
         Bar("bbr, 0.1 % loss: best Mbit/s", best("mbit_per_s", loss_percent=0.1, congestion="bbr"), at_least=130.0),
         Bar("bbr, 1 % loss: best Mbit/s", best("mbit_per_s", loss_percent=1.0, congestion="bbr"), at_least=120.0),
+        Bar("50 Mbit/s: Gaussian bf16 / what is not packed", ratios(*shrinking), at_least=1.35),
         Bar("control under bulk, p50 above the idle round trip, ms", over_idle("loaded_p50_ms"), at_most=15.0),
         Bar("control under bulk, p99 above the idle round trip, ms", over_idle("loaded_p99_ms"), at_most=60.0),
     ]

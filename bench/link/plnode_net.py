@@ -151,7 +151,10 @@ async def call(peer: Peer) -> float:
 def counts(peer: Peer) -> dict[str, float]:
     """What our node counts beyond bytes, as far as this version does."""
     stats = peer.stats
-    return {"connections": stats.connections, "resent": stats.resent_chunks}
+    found = {"connections": stats.connections, "resent": float(stats.resent_chunks)}
+    if stats.packed.raw_bytes:
+        found["wire_percent"] = 100 * stats.packed.wire_bytes / stats.packed.raw_bytes
+    return found
 
 
 class Plnode:

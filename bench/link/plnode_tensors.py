@@ -4,6 +4,8 @@ Three tensors are under way at a time, as at a boundary between stages: with one
 line would be measured empty.  A mark of the flow is a chunk that the receiver has, told on a stream of its own: whole tensors are too
 coarse a mark on a line that needs ten seconds for one.
 
+Of bf16 (`settings.dtype`) they hold Gaussian numbers, always the same: a chunk is packed anew each time, so nothing is gained by that.
+
 The channel's name carries the size of its tensors: the receiver has to know what comes, since it takes nothing else.
 """
 
@@ -16,6 +18,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
 import trio
 
 from bench.link import settings
@@ -24,7 +27,7 @@ from bench.link.competitor import Heard, Job
 from bench.link.plnode_net import CALL, PATIENCE_S, TENSOR_CLASS, Question, answer_call, call, congestion_of, counts, open_node
 from wire.address import Address
 from wire.net import ByteStream, Kind, MessageStream, Peer
-from wire.tensor import DType, Expectation
+from wire.tensor import DType, Expectation, bf16_from_fp32, to_bytes
 
 __all__ = ["PlnodeTensors"]
 
@@ -34,10 +37,20 @@ BACK = "bench/tensors-back/1"
 UNDER_WAY = 3
 
 
+def _tensor(size: int) -> memoryview:
+    if settings.dtype() is not DType.bf16:
+        return memoryview(bytes(size))
+    return to_bytes(bf16_from_fp32(np.random.default_rng(1).standard_normal(size // 2, np.float32)))
+
+
+def _shape(size: int) -> tuple[int, ...]:
+    return (size // settings.dtype().itemsize,)
+
+
 async def _take(peer: Peer, name: bytes, heard: Heard) -> None:
     """Receive the tensors of one channel until it ends."""
     size = int(name)
-    expected = Expectation(DType.uint8, (size,), 0, size)
+    expected = Expectation(settings.dtype(), _shape(size), 0, size)
     receiver = peer.receiver(TENSORS, name, lambda key: expected)
     receiver.on_chunk = lambda chunk: heard(chunk.end - chunk.start)
     for _ in range(UNDER_WAY):
@@ -49,12 +62,12 @@ async def _take(peer: Peer, name: bytes, heard: Heard) -> None:
 
 def _sending(peer: Peer, numbers: Iterator[int], size: int) -> Sequence[Job]:
     sender = peer.sender(TENSORS, b"%d" % size, cls=TENSOR_CLASS)
-    tensor = memoryview(bytes(size))
+    tensor = _tensor(size)
 
     async def send() -> None:
         while True:
             number = next(numbers)
-            await sender.send((0, number), tensor, dtype=DType.uint8, shape=(size,), order=number)
+            await sender.send((0, number), tensor, dtype=settings.dtype(), shape=_shape(size), order=number)
 
     return [send] * UNDER_WAY
 
@@ -95,12 +108,12 @@ class PlnodeTensorsClient:
     async def stream(self, message_bytes: int, count: int) -> float:
         began, left = time.perf_counter(), iter(range(count))
         sender = self._peer.sender(TENSORS, b"%d" % message_bytes, cls=TENSOR_CLASS)
-        tensor = memoryview(bytes(message_bytes))
+        tensor = _tensor(message_bytes)
 
         async def send() -> None:
             for _ in left:
                 number = next(self._numbers)
-                await sender.send((0, number), tensor, dtype=DType.uint8, shape=(message_bytes,), order=number)
+                await sender.send((0, number), tensor, dtype=settings.dtype(), shape=_shape(message_bytes), order=number)
 
         async with trio.open_nursery() as nursery:
             for _ in range(UNDER_WAY):

@@ -3,6 +3,8 @@
 `BENCH_LISTEN`: the address a server binds and a client is told (loopback).  `BENCH_CONGESTION`: the congestion control of every
 socket that can be reached (cubic, for the reason given in `sockets.py`).  `BENCH_LANES`: how many bulk connections a pair of our
 nodes has from the start, 0 for one connection that carries everything; unset for the node's own choice, which needs half a minute.
+`BENCH_DTYPE`: what our tensors hold.  uint8 (zeros), which no node packs, for what the line carries; bf16, Gaussian, for what packing
+adds to it.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ import os
 from dataclasses import replace
 
 from wire.limits import DEFAULT_LIMITS, Limits
+from wire.tensor import DType
 
-__all__ = ["congestion", "environment", "limits", "listen_host"]
+__all__ = ["congestion", "dtype", "environment", "limits", "listen_host"]
 
 
 def listen_host() -> str:
@@ -34,7 +37,12 @@ def limits() -> Limits:
     return replace(DEFAULT_LIMITS, lanes_max=lanes, lanes_start=start, lanes_start_bbr=start)
 
 
-def environment(listen: str, congestion: str, lanes: int | None) -> list[str]:
+def dtype() -> DType:
+    """The element type of tensors."""
+    return DType[os.environ.get("BENCH_DTYPE", "uint8")]
+
+
+def environment(listen: str, congestion: str, lanes: int | None, dtype: DType = DType.uint8) -> list[str]:
     """The front of a command line that sets all of this for the command behind it."""
     chosen = [] if lanes is None else [f"BENCH_LANES={lanes}"]
-    return ["env", f"BENCH_LISTEN={listen}", f"BENCH_CONGESTION={congestion}", *chosen]
+    return ["env", f"BENCH_LISTEN={listen}", f"BENCH_CONGESTION={congestion}", f"BENCH_DTYPE={dtype.name}", *chosen]

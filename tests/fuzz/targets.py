@@ -12,6 +12,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
+from tests.fuzz.chunks import CHUNKS
 from tests.fuzz.engine import Outcome, Target
 from tests.fuzz.sessions import SESSION, SESSION_RAW
 from tests.wire.joined import HELLO
@@ -356,6 +357,7 @@ def _envelope_seeds() -> list[bytes]:
 def _planes_prepared() -> object:
     planes = Planes()
     into = memoryview(bytearray(1 << 18))
+    planes.pack(into)  # the first makes its scratch
 
     def run(data: bytes) -> Outcome:
         packed = memoryview(data)
@@ -386,5 +388,6 @@ TARGETS: dict[str, Target] = {
         Target("addresses", lambda: _address, (), lambda: [text.encode() for text in (*ADDRESSES, TEXT_ID)]),
         Target("envelopes", lambda: _envelope, WIRE, _envelope_seeds),
         Target("planes", _planes_prepared, (RemoteProtocolError,), _planes_seeds),  # type: ignore[arg-type]
+        CHUNKS,
     )
 }

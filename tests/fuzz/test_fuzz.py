@@ -28,6 +28,7 @@ NEW_INPUTS = {
     "addresses": 6000,
     "envelopes": 3000,
     "planes": 5000,
+    "chunks": 2500,
 }
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
 

@@ -37,7 +37,7 @@ def made(rate: float = 10 * MB, *, pack: float = 400 * MB, limits: Limits = DEFA
     clock = Clock(pack)
     compression = Compression(limits, clock, ("other/1", FEATURE))
     compression.rate(rate)
-    compression.tensor_begins(True)
+    compression.tensor_begins()
     compression.pack(GOOD)
     return compression, clock
 
@@ -49,16 +49,19 @@ def test_a_slow_link_gets_packed_chunks() -> None:
     assert compression.compress_rate == pytest.approx(400 * MB)
 
 
-def test_only_for_bf16_and_a_receiver_that_can_unpack() -> None:
+def test_only_for_a_receiver_that_can_unpack() -> None:
     compression, clock = made()
-    compression.tensor_begins(False)
-    assert compression.pack(GOOD) is None
-    compression.tensor_begins(True)
     assert compression.pack(GOOD) is not None
+    calls = clock.calls
+    compression.meets(("other/1",))
+    compression.tensor_begins()
+    assert compression.pack(GOOD) is None and not compression.on and clock.calls == calls
+    compression.meets((FEATURE,))
+    assert compression.pack(GOOD) is not None, "it is another program again"
     calls = clock.calls
     other = Compression(DEFAULT_LIMITS, clock, ("other/1",))
     other.rate(MB)
-    other.tensor_begins(True)
+    other.tensor_begins()
     assert other.pack(GOOD) is None and not other.on and clock.calls == calls
 
 
@@ -67,6 +70,16 @@ def test_nothing_is_packed_or_probed_on_a_fast_link() -> None:
     assert not compression.on and clock.calls == 0
     compression, _ = made(0.7 * 62.5 * MB, pack=1e12)
     assert compression.on, "the control: a little slower and it is"
+
+
+def test_a_probe_that_was_due_on_a_fast_link_is_made_when_it_has_become_slow() -> None:
+    """The first measurement may be of a queue that took everything at once: else the next probe would be 64 tensors away."""
+    compression, clock = made(200 * MB)
+    assert clock.calls == 0 and not compression.wanted
+    for _ in range(40):
+        compression.rate(5 * MB)
+    assert compression.wanted and not compression.on
+    assert compression.pack(GOOD) is not None and compression.on
 
 
 def test_a_link_that_becomes_fast_ends_it() -> None:
@@ -106,7 +119,7 @@ def test_the_ratio_is_probed_on_the_first_chunk_of_every_64th_tensor() -> None:
         compression.pack(NOISE)
     probes = []
     for tensor in range(1, 200):
-        compression.tensor_begins(True)
+        compression.tensor_begins()
         for chunk in range(3):
             before = clock.calls
             assert compression.pack(NOISE) is None
@@ -120,7 +133,7 @@ def test_it_comes_back_when_the_data_shrink_again() -> None:
     while compression.on:
         compression.pack(NOISE)
     for _ in range(100):
-        compression.tensor_begins(True)
+        compression.tensor_begins()
         compression.pack(GOOD)
     assert compression.on
 
@@ -149,7 +162,7 @@ def test_the_harness_would_see_it_flap() -> None:
 def test_before_the_first_measurement_nothing_is_packed_but_the_probe() -> None:
     compression = Compression(DEFAULT_LIMITS, Clock(400 * MB), (FEATURE,))
     compression.rate(0.0)
-    compression.tensor_begins(True)
+    compression.tensor_begins()
     assert compression.pack(GOOD) is not None
     assert compression.pack(GOOD) is None and not compression.on
     compression.rate(MB)

@@ -1,9 +1,9 @@
 """Two senders and one receiving node, driven by hypothesis through everything that may happen between them (wire 23.7).
 
 A channel has several lanes.  Messages keep their order on their stream, chunks come in any order, late or twice, on any lane,
-before or after Begin and Drop; sends are cancelled, slots withdrawn.  Lanes are cut, noticed first at either end; the control
-connection is lost and comes back, while applications go on; one half is replaced by a new one (a process that restarted), or both,
-or the whole node.
+packed or plain, before or after Begin and Drop; sends are cancelled, slots withdrawn.  Lanes are cut, noticed first at either end;
+the control connection is lost and comes back, while applications go on; one half is replaced by a new one (a process that
+restarted), or both, or the whole node.
 
 Every buffer is scribbled over the moment it is given back, at both ends, and a session scribbles over a place before it writes
 there and when it is cut (an AEAD writes before it knows), so that a write or read that comes too late shows:
@@ -26,9 +26,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.wire.channel_links import CHUNK, GIVEN_BACK, LIMITS, POISON, SENT, Lane, Link, data_of
+from wire.chunks import PACKED_CHUNK
 from wire.delivered import DeliveredKeys
 from wire.errors import Code
 from wire.messages import Ask, Begin, Done, Drop, Have, Posted, Slot, Unslot, decode, encode
+from wire.planes import raw_size
 from wire.sending import SendEnded
 from wire.slots import ChunkReady, TensorDropped, TensorReceived
 from wire.tensor import DType
@@ -47,6 +49,7 @@ class Channels(RuleBasedStateMachine):
         self.delivered_once: set[tuple[int, ...]] = set()
         self.given_back: list[bytearray] = []
         self.fresh_steps = itertools.count(5)
+        self.packed = 0  # chunks
         self.start_node()
 
     def start_node(self) -> None:
@@ -164,16 +167,19 @@ class Channels(RuleBasedStateMachine):
         lane.sealing = lane.source.next_chunk()
         lane.sealed = False
         if lane.sealing is not None:
-            end = lane.sealing.index * CHUNK + len(lane.sealing.data)
-            ready = [t[2] for t in it.transfers.values() if t[1] is lane.sealing.data.obj]
-            assert end <= max(ready[0])  # what the device has not delivered does not leave
+            packed = lane.sealing.flags == PACKED_CHUNK
+            self.packed += packed
+            size = raw_size(lane.sealing.data, CHUNK) if packed else len(lane.sealing.data)
+            held = lane.source.held
+            ready = [t[2] for t in it.transfers.values() if held is not None and t[1] is held.data.obj]
+            assert lane.sealing.index * CHUNK + size <= max(ready[0])  # what the device has not delivered does not leave
             assert it.sender.in_doubt(lane.number)
 
     def seal(self, lane: Lane) -> None:
         """The session reads what it took, maybe long before it asks again."""
         if lane.sealing is not None and not lane.sealed:
             if lane.sink is not None:  # else into the void
-                lane.wire.append((lane.sealing.slot, lane.sealing.index, bytes(lane.sealing.data)))
+                lane.wire.append((lane.sealing.slot, lane.sealing.index, bytes(lane.sealing.data), lane.sealing.flags))
             lane.sealed = True
 
     def device_delivers(self, it: Link) -> None:
@@ -182,7 +188,7 @@ class Channels(RuleBasedStateMachine):
             it.sender.advance(number, len(data))
 
     def chunk_arrives(self, it: Link, lane: Lane, at: int) -> None:
-        slot, index, data = chunk = lane.wire.pop(at)
+        slot, index, data, flags = chunk = lane.wire.pop(at)
         if (slot, index) not in it.doubled:  # it comes once more, some time, on some lane
             it.doubled.add((slot, index))
             live = [other for other in it.lanes if other.sink is not None]
@@ -193,13 +199,13 @@ class Channels(RuleBasedStateMachine):
                 other.taken_over = True
         lane.filling = chunk
         lane.taken_over = False
-        lane.place = lane.sink.place(slot, index, len(data), 0)
+        lane.place = lane.sink.place(slot, index, len(data), flags)
         assert len(lane.place) == len(data)
         lane.place[:] = bytes([POISON]) * len(data)
 
     def chunk_is_whole(self, lane: Lane) -> None:
         assert lane.filling is not None and lane.sink is not None
-        slot, index, data = lane.filling
+        slot, index, data, _flags = lane.filling
         lane.place[:] = bytes([POISON]) * len(data) if lane.taken_over else data
         lane.filling = None
         lane.sink.placed(slot, index)
@@ -394,4 +400,4 @@ def test_the_machine_delivers_when_nothing_goes_wrong() -> None:
     for number in range(3):
         machine.send(0, (0, 1, number), 0, False)
         machine.everything_arrives(0)
-    assert machine.delivered_once == {(0, 1, number) for number in range(3)}
+    assert machine.delivered_once == {(0, 1, number) for number in range(3)} and machine.packed > 3

@@ -30,6 +30,7 @@ from wire.net.seeds import SeedState, SeedStatus
 from wire.net.sender import TensorSender
 from wire.net.stream import MessageStream
 from wire.net.transport import Listener, Pipe, TcpTransport, Transport
+from wire.packing import PackingStats
 from wire.path import DIRECT, PUNCHED, Path, PathKind, relayed_via
 from wire.pipeinfo import PipeInfo
 
@@ -52,6 +53,7 @@ __all__ = [
     "NetEvent",
     "NoSeedReachable",
     "NotListening",
+    "PackingStats",
     "Path",
     "PathChanged",
     "PathKind",

@@ -63,8 +63,9 @@ class _Carrier:
         return self._lane.order
 
     def next_chunk(self) -> OutChunk | None:
-        chunk = self._lane.next_chunk()
         owner = self.at.owner
+        owner.packing.rate(self.at.bytes_per_s)
+        chunk = self._lane.next_chunk()
         if owner.changed:
             owner.changed = False
             self.link.soon(owner.pump)
@@ -142,6 +143,11 @@ class Attachment:
         for carrier in self.carriers.values():
             if carrier.link not in links:
                 carrier.retire()
+
+    @property
+    def bytes_per_s(self) -> float:
+        """What the connections that carry chunks took when they were measured last, together; 0.0 before that."""
+        return sum(carrier.link.session.send_bytes_per_s for carrier in self.carriers.values() if not carrier.retired)
 
     def carrier_lost(self, carrier: _Carrier) -> None:
         """Its session reads no more."""

@@ -23,6 +23,7 @@ from wire.net.carrier import CHUNKS_META
 from wire.net.link import Link
 from wire.net.receiver import TensorReceiver
 from wire.net.sender import TensorSender
+from wire.packing import PackingStats
 from wire.tensor import Expectation
 
 Name = tuple[str, bytes]
@@ -170,6 +171,17 @@ class Channels:
         for sender in self._senders.values():
             queued[sender.cls] += sender.queued_bytes
         return queued
+
+    @property
+    def packed(self) -> PackingStats:
+        """Of the sending channels that exist, together; on if any of them is."""
+        stats = [sender.packed for sender in self._senders.values()]
+        return PackingStats(
+            sum(one.raw_bytes for one in stats),
+            sum(one.wire_bytes for one in stats),
+            sum(one.packed_chunks for one in stats),
+            any(one.on for one in stats),
+        )
 
     def lost(self, error: WireError) -> None:
         """The peer is gone."""

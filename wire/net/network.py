@@ -32,6 +32,7 @@ from wire.net import discovery, exchange
 from wire.net.access import Access
 from wire.net.book import PeerBook
 from wire.net.discovery import Discovery
+from wire.net.features import FEATURES
 from wire.net.interfaces import descriptor_limit, watch_interfaces
 from wire.net.link import Link
 from wire.net.listen import Admission, accept_loop, bind_all, full_house
@@ -302,7 +303,7 @@ class Net:
             revision=self._record.revision,
             boot_id=self._boot_id,
             agent=self._agent,
-            features=(),
+            features=FEATURES,
             peer_record=self._record.raw,
             observed=literal_text(*info.remote),
             # Half of the connection: one unread stream must not stop the others.

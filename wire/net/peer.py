@@ -143,7 +143,7 @@ class Peer:
 
     @property
     def stats(self) -> PeerStats:
-        return self.tally.stats(self.all_links, self.primary or self.last, self._channels.resent_chunks)
+        return self.tally.stats(self.all_links, self.primary or self.last, self._channels.resent_chunks, self._channels.packed)
 
     def gauges(self) -> dict[str, int]:
         """What is held for this peer now, over all its connections."""

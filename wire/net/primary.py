@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from wire.identity import PeerId
 from wire.net.link import Link
+from wire.packing import PackingStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class PeerStats:
     connections: int  # lanes included
     lanes: int
     resent_chunks: int
+    packed: PackingStats  # of the chunks of tensors that we sent
 
 
 def choose_primary(links: Sequence[Link], own: PeerId) -> Link | None:
@@ -62,7 +64,7 @@ class Tally:
         self.socket[0] += link.bytes_in
         self.socket[1] += link.bytes_out
 
-    def stats(self, links: Sequence[Link], primary: Link, resent_chunks: int) -> PeerStats:
+    def stats(self, links: Sequence[Link], primary: Link, resent_chunks: int, packed: PackingStats) -> PeerStats:
         """With the connections that stand.  `primary`: or the last one, if there is none."""
         total = Tally()
         total._in.update(self._in)
@@ -80,4 +82,5 @@ class Tally:
             len(links),
             sum(1 for link in links if link.lane),
             resent_chunks,
+            packed,
         )

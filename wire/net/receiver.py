@@ -27,6 +27,7 @@ from wire.delivered import DeliveredKeys
 from wire.errors import Code, LocalProtocolError, WireError, error_for
 from wire.limits import Limits
 from wire.messages import Begin, Key
+from wire.net.features import FEATURES
 from wire.net.landing import Landing
 from wire.net.link import Link
 from wire.slots import ChunkReady, ReceiverChannel, ReceiverEvent, TensorReceived
@@ -79,7 +80,7 @@ class TensorReceiver:
         self.limits = limits
         self.on_chunk: Callable[[ChunkReady], None] | None = None  # bytes of a slot are final; the tensor is not whole yet
         self.on_dropped: Callable[[Dropped], None] | None = None
-        self.channel = ReceiverChannel(expect, delivered, limits)
+        self.channel = ReceiverChannel(expect, delivered, limits, features=FEATURES)
         self.at: Landing | None = None
         self._forget = forget
         self._next = 0

@@ -21,6 +21,7 @@ chunk stream on each lane of that connection, or on the control connection itsel
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 
 import trio
@@ -31,6 +32,7 @@ from wire.messages import Key
 from wire.net.carrier import Attachment
 from wire.net.link import Link
 from wire.net.ready import ReadyBytes
+from wire.packing import Packing, PackingStats
 from wire.sending import SendEnded, SenderChannel
 from wire.tensor import DType
 
@@ -90,7 +92,8 @@ class TensorSender:
         self.cls = cls
         self.limits = limits
         self.on_slots: Callable[[], None] | None = None  # called when slots were posted or withdrawn
-        self.channel = SenderChannel(os.urandom, limits, on_change=self._changed)
+        self.packing = Packing(time.perf_counter, limits)
+        self.channel = SenderChannel(os.urandom, limits, on_change=self._changed, packing=self.packing)
         self.changed = False  # something happened in the middle of a pull
         self.at: Attachment | None = None
         self._lanes: tuple[Link, ...] = ()
@@ -115,6 +118,11 @@ class TensorSender:
     def queued_bytes(self) -> int:
         """Of those calls: what waits for a slot, or for a lane to take it."""
         return sum(len(send.data) for send in self._waiting) + self.channel.unsent_bytes
+
+    @property
+    def packed(self) -> PackingStats:
+        """Bytes of tensors and what they were on the wire, and whether chunks are packed now."""
+        return self.packing.stats()
 
     async def send(
         self,
@@ -259,6 +267,7 @@ class TensorSender:
             old.leave()
             self.detached(old)
         self._lanes = tuple(lanes)
+        self.packing.meets(link.hello.features)
         try:
             self.at = Attachment(self, link)
         except (LimitExceeded, LocalProtocolError) as error:
