@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import trio
 
@@ -246,6 +247,9 @@ class Manager:
             raise error_for(Code.RESOURCE_LIMIT, detail=f"too many connections from {link.pipe.info().remote[0]}")
         peer = self.peers.get(link.peer_id)
         if link.bulk:
+            # Two control connections with their lanes, while one replaces the other.
+            if peer is not None and len(peer.all_links) >= 2 * self._limits.connections_per_peer:
+                self._refuse_crowd(link)
             if peer is None or peer.closed or peer.boot_id != link.hello.boot_id or not peer.adopt_lane(link):
                 self._turn_away(link, Code.AUTH)
                 raise error_for(Code.AUTH, detail="a bulk connection that belongs to no control connection")
@@ -258,9 +262,10 @@ class Manager:
             await peer.wait_closed()
             peer = self.peers.get(link.peer_id)  # another connection may have been first
         if peer is not None and not peer.closed:
-            if len(peer.all_links) >= self._limits.connections_per_peer:
-                self._turn_away(link, Code.RESOURCE_LIMIT)
-                raise error_for(Code.RESOURCE_LIMIT, detail="too many connections to one peer")
+            # Whoever has lost all connections is let in: those that we still count are dead, and end with this.
+            newest = all(link.generation > other.generation for other in peer.links)
+            if not newest and len(peer.all_links) >= self._limits.connections_per_peer:
+                self._refuse_crowd(link)
             peer.add(link)
             return peer
         peer = Peer(
@@ -348,6 +353,10 @@ class Manager:
             if not other.initiator and other.guest == link.guest and other.pipe.info().remote[0] == host
         )
         return sum(1 for _ in same) >= most
+
+    def _refuse_crowd(self, link: Link) -> NoReturn:
+        self._turn_away(link, Code.RESOURCE_LIMIT)
+        raise error_for(Code.RESOURCE_LIMIT, detail="too many connections to one peer")
 
     def _turn_away(self, link: Link, code: Code) -> None:
         """Say why, and go."""
