@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -103,6 +103,15 @@ class Room:
         for message in messages:
             self.link.session.send(stream, encode(message), now=trio.current_time())
         self.link.kick()
+
+    def taken(self) -> int:
+        """The control stream of a channel that the victim has opened, accepted; nobody reads it."""
+        (waiting,) = (item for item in self.peer._channels.waiting if item.control is None)
+        self.peer._channels.waiting.remove(waiting)
+        stream = waiting.event.stream
+        self.link.ends.pop(stream)
+        self.link.session.accept(stream)
+        return stream
 
     async def good_sends(self) -> None:
         """The friend's tensor arrives."""
@@ -355,9 +364,7 @@ async def victim_sends(r: Room, *messages: object, transfer: bool = True) -> tup
         async with trio.open_nursery() as nursery:
             nursery.start_soon(send)
             await trio.sleep(1)
-            stream = r.peer._channels.waiting[0].event.stream
-            r.link.session.accept(stream)
-            r.say(stream, *messages)
+            r.say(r.taken(), *messages)
             await trio.sleep(3)
             nursery.cancel_scope.cancel()
     return (found[0] if found else None), len(sender.at._outbox) if sender.at is not None else 0
@@ -424,3 +431,71 @@ async def test_a_storm_of_connections_that_come_and_go(autojump_clock: Clock) ->
             await trio.sleep(0.05)
         await trio.sleep(10)
         assert len(r.victim.manager.peers) <= 2
+
+
+# -- a peer that makes us talk and does not read
+
+
+async def test_a_receiver_that_does_not_read_what_it_makes_us_say_is_cut(autojump_clock: Clock) -> None:
+    """It posts and withdraws slots; each pair costs a Begin, which waits for the credit that never comes."""
+    async with room() as r:
+        back = r.back()
+        assert back is not None
+        r.attacker.serve_channel("v")
+        sender = back.sender("v", b"x")
+        async with trio.open_nursery() as nursery:
+            for at in range(60):
+                nursery.start_soon(sends_in_vain, lambda at=at: sender.send((0, at), ZEROS, dtype=DType.uint8, shape=(SIZE,)))
+            await trio.sleep(1)
+            stream = r.taken()
+            r.say(stream, Posted(0))
+            most = await chatter(r, stream, post_and_withdraw, lambda: sender.at)
+        assert r.peer.reason is not None and r.peer.reason.code is Code.EXCESSIVE and most <= WAITING_MOST
+
+
+async def test_a_sender_that_does_not_read_what_it_makes_us_say_is_cut(autojump_clock: Clock) -> None:
+    """It begins what nobody expects; each costs a Done and the slot's next number."""
+    async with room() as r:
+        back = r.back()
+        assert back is not None
+        receiver = back.receiver("t", b"x", lambda key: None)
+        for _ in range(60):
+            receiver.post(memoryview(bytearray(10)))
+        stream = r.open(Kind.MESSAGE, b"x")
+        r.link.kick()
+        await trio.sleep(1)
+        most = await chatter(r, stream, begin, lambda: receiver.at)
+        assert r.peer.reason is not None and r.peer.reason.code is Code.EXCESSIVE and most <= WAITING_MOST
+
+
+ZEROS = memoryview(bytearray(SIZE))
+WAITING_MOST = DEFAULT_LIMITS.channel_messages_waiting_max + 240  # and what one batch of them causes
+
+
+def post_and_withdraw(at: int) -> Slot | Unslot:
+    """60 slots, and the same 60 withdrawn."""
+    number = at // 120 * 60 + at % 60
+    return Slot(number, None, SIZE) if at // 60 % 2 == 0 else Unslot(number)
+
+
+async def sends_in_vain(send: Callable[[], Awaitable[None]]) -> None:
+    with suppress(WireError):
+        await send()
+
+
+async def chatter(r: Room, stream: int, said: Callable[[int], object], at: Callable[[], object]) -> int:
+    """Say that again and again, 60 messages at a time; the most messages that waited at the victim."""
+    link, most = r.link, 0
+    for number in range(12_000):
+        message = encode(said(number))
+        while link.session.is_live(stream) and link.session.sendable(stream, len(message)) < len(message):
+            await trio.sleep(0.01)
+        if not link.session.is_live(stream):
+            break
+        link.session.send(stream, message, now=trio.current_time())
+        if number % 60 == 59:
+            link.kick()
+            await trio.sleep(0.01)
+            most = max(most, len(getattr(at(), "_outbox", ())))
+    await trio.sleep(5)
+    return most
