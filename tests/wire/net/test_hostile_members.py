@@ -23,7 +23,7 @@ from wire.errors import Code, ConnectionLost, RemoteProtocolError, WireError, er
 from wire.events import Kind
 from wire.limits import DEFAULT_LIMITS
 from wire.messages import Ask, Begin, Done, Drop, Have, LaneAsk, Posted, SessionHello, Slot, Unslot, decode, encode, pack
-from wire.net import Net, Peer, TensorReceiver
+from wire.net import Net, Peer
 from wire.net.carrier import CHUNKS_META
 from wire.net.link import Link
 from wire.net.services import LANES
@@ -415,10 +415,10 @@ async def test_a_generation_concerns_the_one_who_says_it_alone(generation: int, 
 async def test_a_generation_beyond_its_field_is_refused(autojump_clock: Clock) -> None:
     async with room() as r:
         for number in (2**32, 2**63, 2**64 - 1):
-            hello = bytearray(encode(replace(r.link.session._hello if hasattr(r.link.session, "_hello") else r.link.hello, generation=2**31)))
+            hello = encode(replace(r.link.hello, generation=2**31))
             assert hello[-5:] == b"\xce\x80\x00\x00\x00"
             with pytest.raises(RemoteProtocolError):
-                decode(bytes(hello[:-5]) + b"\xcf" + number.to_bytes(8, "big"), SessionHello)
+                decode(hello[:-5] + b"\xcf" + number.to_bytes(8, "big"), SessionHello)
 
 
 async def test_a_storm_of_connections_that_come_and_go(autojump_clock: Clock) -> None:
@@ -499,3 +499,61 @@ async def chatter(r: Room, stream: int, said: Callable[[int], object], at: Calla
             most = max(most, len(getattr(at(), "_outbox", ())))
     await trio.sleep(5)
     return most
+
+
+# -- channels opened again and again, and lanes that cannot be had
+
+
+async def test_a_channel_that_is_opened_again_and_again_keeps_its_slots(autojump_clock: Clock) -> None:
+    """Each opening ends the one before and hears of every slot; the buffers stay where they are, and nothing piles up."""
+    async with room() as r:
+        back = r.back()
+        assert back is not None
+        receiver = back.receiver("t", b"x", lambda key: EXPECTED)
+        slots = [bytearray(SIZE) for _ in range(8)]
+        for slot in slots:
+            receiver.post(memoryview(slot))
+        for at in range(300):
+            control = r.open(Kind.MESSAGE, b"x")
+            if at < 8:
+                r.say(control, begin(at))
+            chunks = r.open(Kind.CHUNKS, CHUNKS_META.pack(control) + b"x")
+            r.link.session.attach_source(chunks, Chunks(OutChunk(at % 8, 0, ZEROS[: DEFAULT_LIMITS.chunk_bytes], 0)), 2)
+            r.link.kick()
+            await trio.sleep(0.02)
+        assert not r.peer.closed and receiver.posted == 8 and receiver.channel.open_slots == 8
+        r.peer.fail(ConnectionLost("the attacker leaves"))
+        receiver.close()
+        await trio.sleep(2)
+        assert receiver.posted == 0
+
+
+@pytest.mark.parametrize("how", ["mute", "refused", "black hole"])
+async def test_a_node_leaves_while_lanes_cannot_be_had(how: str, autojump_clock: Clock) -> None:
+    """The peer accepted one connection and takes no other: tensors go over that one, and a node that ends waits for nothing."""
+    world = World()
+    place = ("10.0.0.1", 4001)
+    async with member(world, *place[:1]) as served:
+        served.serve_channel("t")
+        async with member(world, "10.0.0.2") as asking:
+            peer = await asking.dial(served.addresses[0])
+            back = served.peer(asking.peer_id)
+            assert back is not None
+            receiver = back.receiver("t", b"x", lambda key: EXPECTED)
+            listener = world.listeners[place]
+            if how == "mute":
+                world.mutes.add(place)
+            elif how == "refused":
+                del world.listeners[place]
+            else:
+                world.black_holes.add(place)
+            receiver.post(memoryview(bytearray(SIZE)))
+            with trio.fail_after(5):
+                await peer.sender("t", b"x").send((0, 1), ZEROS, dtype=DType.uint8, shape=(SIZE,))
+            assert peer.stats.lanes == 0 and (await receiver.receive()).buffer == ZEROS
+            began = trio.current_time()
+        assert trio.current_time() - began < 5
+        world.listeners[place] = listener
+        await trio.sleep(10)
+        assert held(served) == {}
+    assert all(near._closed for near, _ in world.pipes)
