@@ -21,6 +21,7 @@ from tests.wire.net.worlds import World, held, member
 from wire.chunks import OutChunk
 from wire.errors import Code, ConnectionLost, RemoteProtocolError, WireError, error_for
 from wire.events import Kind
+from wire.identity import Identity
 from wire.limits import DEFAULT_LIMITS
 from wire.messages import Ask, Begin, Done, Drop, Have, LaneAsk, Posted, SessionHello, Slot, Unslot, decode, encode, pack
 from wire.net import Net, Peer
@@ -557,3 +558,34 @@ async def test_a_node_leaves_while_lanes_cannot_be_had(how: str, autojump_clock:
         await trio.sleep(10)
         assert held(served) == {}
     assert all(near._closed for near, _ in world.pipes)
+
+
+@pytest.mark.parametrize("how", ["turned away", "cut"])
+async def test_a_peer_that_takes_every_lane_and_ends_it_is_not_dialled_without_end(how: str, autojump_clock: Clock) -> None:
+    """A handshake each quarter of a second would be the price: an early end is a try that failed, like a dial."""
+    world = World()
+    place = ("10.0.0.1", 4001)
+    identity = Identity.generate()
+    async with (
+        member(world, place[0], identity=identity) as served,
+        member(world, place[0], port=4002, identity=identity),  # the same identity: it knows no ticket
+        member(world, "10.0.0.2") as asking,
+    ):
+        served.serve_channel("t")
+        peer = await asking.dial(served.addresses[0])
+        back = served.peer(asking.peer_id)
+        assert back is not None
+        if how == "turned away":
+            world.listeners[place] = world.listeners[place[0], 4002]
+        receiver = back.receiver("t", b"x", lambda key: EXPECTED)
+        sender = peer.sender("t", b"x")
+        dials = len(world.dials)
+        for _ in range(100):
+            await trio.sleep(0.5)
+            for link in back.all_links:
+                if link.lane:
+                    link.pipe.abort()
+        assert 2 <= len(world.dials) - dials <= 2 * DEFAULT_LIMITS.lane_dials and peer.stats.lanes == 0
+        receiver.post(memoryview(bytearray(SIZE)))
+        with trio.fail_after(5):
+            await sender.send((0, 1), ZEROS, dtype=DType.uint8, shape=(SIZE,))
