@@ -301,7 +301,11 @@ class Manager:
         host, port = control.pipe.info().remote
         with trio.fail_after(self._limits.dial_timeout_s):
             pipe = await self._transport.dial(literal(host, port))
-        return await upgrade(pipe, self._local, initiator=True, expected=control.peer_id, ticket=ticket)
+        link = await upgrade(pipe, self._local, initiator=True, expected=control.peer_id, ticket=ticket)
+        if link.hello.boot_id != control.hello.boot_id:
+            link.discard()
+            raise error_for(Code.AUTH, detail="another process of this identity answers where the peer was")
+        return link
 
     def _interrupted(self, peer: Peer, cause: WireError, grace_s: float) -> None:
         """A peer with tensor channels has lost its last connection."""

@@ -17,7 +17,8 @@ import pytest
 import trio
 import trio.testing
 
-from tests.wire.net.worlds import World, held, member
+from tests.wire.net.worlds import MemoryListener, World, held, member
+from wire.address import Address
 from wire.chunks import OutChunk
 from wire.errors import Code, ConnectionLost, RemoteProtocolError, WireError, error_for
 from wire.events import Kind
@@ -589,3 +590,38 @@ async def test_a_peer_that_takes_every_lane_and_ends_it_is_not_dialled_without_e
         receiver.post(memoryview(bytearray(SIZE)))
         with trio.fail_after(5):
             await sender.send((0, 1), ZEROS, dtype=DType.uint8, shape=(SIZE,))
+
+
+async def test_a_lane_that_another_process_of_the_identity_takes_is_none(autojump_clock: Clock) -> None:
+    """With a copied key, at the peer's address, and glad to take any ticket: it would read tensors that were not sent to it."""
+    world = World()
+    place = ("10.0.0.1", 4001)
+    identity = Identity.generate()
+    async with (
+        member(world, place[0], identity=identity) as served,
+        member(world, place[0], port=4002, identity=identity) as copy,
+        member(world, "10.0.0.2") as asking,
+        trio.open_nursery() as nursery,
+    ):
+        served.serve_channel("t")
+        peer = await asking.dial(served.addresses[0])
+        back = served.peer(asking.peer_id)
+        assert back is not None
+        world.listeners[place] = listener = MemoryListener(world, Address(*place))
+        taken: list[Link] = []
+
+        async def take() -> None:
+            while True:
+                link = await upgrade(await listener.accept(), copy.manager._local, initiator=False)
+                link.taken = True
+                taken.append(link)
+                nursery.start_soon(link.run, _Deaf())
+
+        nursery.start_soon(take)
+        receiver = back.receiver("t", b"x", lambda key: EXPECTED)
+        receiver.post(memoryview(bytearray(SIZE)))
+        sender = peer.sender("t", b"x")
+        await trio.sleep(1)
+        await sender.send((0, 1), ZEROS, dtype=DType.uint8, shape=(SIZE,))
+        assert taken and peer.stats.lanes == 0 and not any(link.session.bytes_in[2] for link in taken)
+        nursery.cancel_scope.cancel()
