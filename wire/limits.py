@@ -101,6 +101,7 @@ class Limits:
     tensor_max_bytes: int = 256 * MIB
     chunk_bytes: int = 256 * KIB  # one record
     slots_open_max: int = 64
+    channel_messages_waiting_max: int = 1024  # for a peer that reads: at most a few for each of 64 slots
     channel_name_max_bytes: int = 64
     tensor_key_max_bytes: int = 64
     tensor_tags_max: int = 4

@@ -218,9 +218,9 @@ class SenderChannel:
             return
         lane.sever()
         self._let_go(lane)
-        doubtful = tuple(state.slot for state in self._by_slot.values() if state.lane_lost(number))
+        doubtful = sorted(state.slot for state in self._by_slot.values() if state.lane_lost(number))
         if doubtful:
-            self._messages.append(Ask(number, doubtful))
+            self._messages.append(Ask(number, tuple(doubtful)))
 
     def in_doubt(self, number: int) -> bool:
         """Whether chunks were written to that lane whose transfer has not ended: then the lane should make progress."""

@@ -14,9 +14,12 @@ from dataclasses import replace
 
 from tests.fuzz.chunks import CHUNKS
 from tests.fuzz.engine import Outcome, Target
+from tests.fuzz.measuring import PERF_ASKING, PERF_SERVING, TICKETS
+from tests.fuzz.packed import PLANES
+from tests.fuzz.receiving import RECEIVER
+from tests.fuzz.sending import SENDER
 from tests.fuzz.sessions import SESSION, SESSION_RAW
 from tests.wire.joined import HELLO
-from tests.wire.test_planes import bomb, chunk_of
 from wire.address import Address, Scope, may_dial
 from wire.envelope import DOMAINS, Latest, VerifiedCache, open_envelope, open_peer_record, seal
 from wire.errors import LocalProtocolError, RemoteProtocolError, WireError
@@ -25,11 +28,19 @@ from wire.hello import HEAD_BYTES, Hello, PathKind, Refusal, check_answer, choos
 from wire.identity import HANDSHAKE, Identity, PeerId
 from wire.messages import (
     AcceptBody,
+    Ask,
     Begin,
     Done,
     Drop,
+    Have,
+    LaneAsk,
     OpenBody,
     PeerRecord,
+    PerfAnswer,
+    PerfAsk,
+    PerfPulse,
+    PerfState,
+    Posted,
     Records,
     SessionHello,
     Slot,
@@ -40,7 +51,6 @@ from wire.messages import (
     pack,
 )
 from wire.noise import Cipher, HandshakeState, public_key
-from wire.planes import Planes, raw_size
 from wire.unpacking import unpack
 
 CIPHERS = (Cipher.CHACHA20POLY1305, Cipher.AES256GCM)
@@ -228,7 +238,10 @@ def _handshake_seeds() -> list[bytes]:
 
 # -- messages
 
-CLASSES = (SessionHello, OpenBody, AcceptBody, Slot, Unslot, Begin, Done, Drop, Want, Records, PeerRecord)
+CLASSES = (
+    SessionHello, OpenBody, AcceptBody, Slot, Unslot, Begin, Done, Drop, Want, Records, PeerRecord, Ask, Have, Posted, LaneAsk,
+    PerfAsk, PerfAnswer, PerfPulse, PerfState,
+)  # fmt: skip
 
 
 def _message(data: bytes) -> Outcome:
@@ -259,6 +272,14 @@ def _message_seeds() -> list[bytes]:
         Want(RUN, 24),
         Records((b"one", b"two")),
         RECORD,
+        Ask(1, (0, 5)),
+        Have(1, b"tokentok", b"\x03"),
+        Posted(3),
+        LaneAsk(4),
+        PerfAsk(10_000),
+        PerfAnswer(18, 500),
+        PerfPulse(7),
+        PerfState(7, (1 << 20, 5), 1_500_000, True),
     )
     made = [bytes([at]) + encode(sample) for at, sample in enumerate(samples)]
     return [*made, *(b"\xfe" + data[1:] for data in made[3:8]), b"\xff\x93\x01\xc0\xcb" + bytes(8)]
@@ -351,30 +372,6 @@ def _envelope_seeds() -> list[bytes]:
     ]
 
 
-# -- packed chunks
-
-
-def _planes_prepared() -> object:
-    planes = Planes()
-    into = memoryview(bytearray(1 << 18))
-    planes.pack(into)  # the first makes its scratch
-
-    def run(data: bytes) -> Outcome:
-        packed = memoryview(data)
-        size = raw_size(packed)
-        planes.unpack(packed, into[:size])
-        again = planes.pack(into[:size])
-        return Outcome((size.bit_length(), again is None))
-
-    return run
-
-
-def _planes_seeds() -> list[bytes]:
-    zeros = Planes().pack(memoryview(bytes(2000)))
-    assert zeros is not None
-    return [bytes(zeros), *(chunk_of(bomb(claimed), 1000) for claimed in (1000, 1 << 20, 1 << 31))]
-
-
 WIRE = (WireError,)
 TARGETS: dict[str, Target] = {
     target.name: target
@@ -384,10 +381,15 @@ TARGETS: dict[str, Target] = {
         Target("handshake_initiator", lambda: _to_initiator, WIRE, _handshake_seeds),
         SESSION,
         SESSION_RAW,
+        RECEIVER,
+        SENDER,
+        TICKETS,
+        PERF_SERVING,
+        PERF_ASKING,
         Target("messages", lambda: _message, (RemoteProtocolError,), _message_seeds),
         Target("addresses", lambda: _address, (), lambda: [text.encode() for text in (*ADDRESSES, TEXT_ID)]),
         Target("envelopes", lambda: _envelope, WIRE, _envelope_seeds),
-        Target("planes", _planes_prepared, (RemoteProtocolError,), _planes_seeds),  # type: ignore[arg-type]
+        PLANES,
         CHUNKS,
     )
 }

@@ -348,3 +348,19 @@ def test_misuse_of_lanes_and_attach() -> None:
     pair.receiver.lane_lost(0)
     with pytest.raises(LocalProtocolError):
         pair.sinks[0].place(0, 0, CHUNK, 0)
+
+
+def test_a_lost_lane_is_asked_about_in_the_order_of_slots_whatever_the_order_of_sends() -> None:
+    """An Ask that names slots in another order is a violation, and slots posted for a key are taken in the order of the sends."""
+    pair = Pair()
+    for key in (KEY, OTHER):
+        pair.receiver.post(memoryview(bytearray(len(DATA))), key)
+    pair.settle()
+    pair.send(OTHER)
+    pair.send(KEY)
+    pair.begins()
+    for _ in range(8):
+        pair.carry(1)
+    pair.receiver.lane_lost(1)
+    pair.sender.lane_lost(1)
+    assert pair.begins() == [Ask(1, (0, 1))]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from wire.chunks import OutChunk
-from wire.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError, WireError
+from wire.errors import Code, LimitExceeded, LocalProtocolError, RemoteProtocolError, WireError
 from wire.events import Kind
 from wire.messages import Done, Have, Posted, Slot, Unslot, decode, encode
 from wire.net.link import Link
@@ -38,6 +38,11 @@ CHUNKS_META = struct.Struct(">I")  # the control stream, before the channel's na
 def carrier_number(link: Link, stream: int) -> int:
     """By what both ends name a connection that carries chunks: the lane's number, or one made of the stream on the control connection."""
     return link.lane or MIXED + stream
+
+
+def unread(protocol: str) -> RemoteProtocolError:
+    """What ends a connection whose peer makes us say ever more on a channel and does not read it."""
+    return RemoteProtocolError(Code.EXCESSIVE, detail=f"{protocol}: the peer makes us say more than it reads")
 
 
 class _Carrier:
@@ -172,7 +177,9 @@ class Attachment:
             return  # reset by the peer, in the batch that is being carried: that event follows
         while self._outbox and session.sendable(self.control, len(self._outbox[0])) >= len(self._outbox[0]):
             session.send(self.control, self._outbox.popleft(), now=trio.current_time())
-        if self._retiring and not self._outbox:
+        if len(self._outbox) > self.owner.limits.channel_messages_waiting_max:
+            self.link.fail(unread(self.owner.protocol))
+        elif self._retiring and not self._outbox:
             self._finish()
         elif self.owner.channel.has_chunk:
             for carrier in list(self.carriers.values()):

@@ -18,7 +18,7 @@ import trio
 from wire.errors import Code, ConnectionLost, RemoteProtocolError, WireError
 from wire.landing import LaneSink
 from wire.messages import Ask, Begin, Drop, decode, encode
-from wire.net.carrier import carrier_number
+from wire.net.carrier import carrier_number, unread
 from wire.net.link import Link
 
 if TYPE_CHECKING:
@@ -118,7 +118,9 @@ class Landing:
             return
         while self._outbox and session.sendable(self.control, len(self._outbox[0])) >= len(self._outbox[0]):
             session.send(self.control, self._outbox.popleft(), now=trio.current_time())
-        if (self._retiring or self._finished) and not self._outbox:
+        if len(self._outbox) > self.owner.limits.channel_messages_waiting_max:
+            self.link.fail(unread(self.owner.protocol))
+        elif (self._retiring or self._finished) and not self._outbox:
             self._fin_sent = True
             session.send(self.control, b"", fin=True, now=trio.current_time())
 

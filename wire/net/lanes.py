@@ -5,7 +5,9 @@ lines (`wire/lanecount.py`).  They belong to one control connection, which vouch
 The side that dialled that one dials them, to the same address; the other asks (`lane/1`).
 
 When no lane can be had, because a firewall allows one connection or the peer is full, the control connection carries all classes:
-priorities still hold, a lost segment stalls everything.  That is tried anew after `lane_retry_s`.
+priorities still hold, a lost segment stalls everything.  That is tried anew after `lane_retry_s`.  A lane that the peer ends within
+`lane_trial_s` counts as one that could not be had: a peer that turns lanes away says so behind the handshake, and a hostile one would
+have us make four handshakes a second.
 
 A lane that stands still while another moves is closed after `lane_stalled_s` (or 8 RTT): its socket takes nothing, or the kernel has
 taken everything and the peer confirms nothing and answers no ping.  Its missing chunks then go over the others.  A lane that is
@@ -56,7 +58,7 @@ class Lanes:
     ) -> None:
         self.control = control
         self.links: list[Link] = []  # in the order in which they came
-        self.refused = 0  # tries in a row that failed
+        self.refused = 0  # tries that failed, each within `lane_retry_s` of the one before
         info = control.pipe.info()
         self._limits = limits
         self._count = LaneCount(limits, congestion=info.congestion, same_machine=info.same_machine, relayed=info.relay is not None)
@@ -69,6 +71,8 @@ class Lanes:
         self._asked = 0  # what the side that does not dial wants
         self._dialling = False
         self._retry_at = 0.0
+        self._missed_at = 0.0
+        self._dialled: dict[Link, float] = {}  # since when those that we made stand
         self._pinged: dict[Link, float] = {}
         self._wanted = trio.Event()
 
@@ -105,7 +109,12 @@ class Lanes:
     def ended(self, link: Link) -> None:
         self.links.remove(link)
         self._pinged.pop(link, None)
+        since = self._dialled.pop(link, None)
         if self.control.error is None:
+            now = trio.current_time()
+            ours = link.goodbye is not None and link.goodbye.local
+            if since is not None and not ours and now - since < self._limits.lane_trial_s:
+                self._missed(now)
             self._changed()
 
     def close(self, error: WireError) -> None:
@@ -155,21 +164,29 @@ class Lanes:
             number, ticket = self.control.tickets.issue(min(lane, self._limits.lanes_max))
             link = await self._dial(self.control, ticket)
         except (WireError, OSError, trio.TooSlowError) as error:
-            self.refused += 1
             log.debug("lane to %s: %s", self.control.peer_id, error)
-            wait_s = RETRY_S
-            if self.refused % self._limits.lane_dials == 0:
-                wait_s = self._limits.lane_retry_s
-                self._count.failed(trio.current_time())
-            self._retry_at = trio.current_time() + wait_s
+            self._missed(trio.current_time())
         else:
-            self.refused = 0
             if self.control.error is None and not self.control.draining:
+                self._dialled[link] = trio.current_time()
                 self._add(link, number)
             else:
                 link.discard()
         finally:
             self._dialling = False
+
+    def _missed(self, now: float) -> None:
+        """A lane could not be had, or the other end took it and ended it at once."""
+        limits = self._limits
+        if now - self._missed_at > limits.lane_retry_s:
+            self.refused = 0
+        self._missed_at = now
+        self.refused += 1
+        wait_s = RETRY_S
+        if self.refused % limits.lane_dials == 0:
+            wait_s = limits.lane_retry_s
+            self._count.failed(now)
+        self._retry_at = now + wait_s
 
     def _watch(self, now: float) -> None:
         """Close a lane that stands still while something else moves."""

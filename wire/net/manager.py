@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NoReturn
 
 import trio
 
@@ -277,6 +278,9 @@ class Manager:
             raise error_for(Code.RESOURCE_LIMIT, detail=f"too many connections from {link.pipe.info().remote[0]}")
         peer = self.peers.get(link.peer_id)
         if link.bulk:
+            # Two control connections with their lanes, while one replaces the other.
+            if peer is not None and len(peer.all_links) >= 2 * self._limits.connections_per_peer:
+                self._refuse_crowd(link)
             if peer is None or peer.closed or peer.boot_id != link.hello.boot_id or not peer.adopt_lane(link):
                 self._turn_away(link, Code.AUTH)
                 raise error_for(Code.AUTH, detail="a bulk connection that belongs to no control connection")
@@ -289,9 +293,10 @@ class Manager:
             await peer.wait_closed()
             peer = self.peers.get(link.peer_id)  # another connection may have been first
         if peer is not None and not peer.closed:
-            if len(peer.all_links) >= self._limits.connections_per_peer:
-                self._turn_away(link, Code.RESOURCE_LIMIT)
-                raise error_for(Code.RESOURCE_LIMIT, detail="too many connections to one peer")
+            # Whoever has lost all connections is let in: those that we still count are dead, and end with this.
+            newest = all(link.generation > other.generation for other in peer.links)
+            if not newest and len(peer.all_links) >= self._limits.connections_per_peer:
+                self._refuse_crowd(link)
             peer.add(link)
             return peer
         peer = Peer(
@@ -330,7 +335,11 @@ class Manager:
                 pipe = await self._transport.dial(literal(*info.remote))
             else:
                 pipe = await self._circuit(info.relay, control.peer_id, True, None)
-        return await upgrade(pipe, self._local, initiator=True, expected=control.peer_id, ticket=ticket)
+        link = await upgrade(pipe, self._local, initiator=True, expected=control.peer_id, ticket=ticket)
+        if link.hello.boot_id != control.hello.boot_id:
+            link.discard()
+            raise error_for(Code.AUTH, detail="another process of this identity answers where the peer was")
+        return link
 
     def _interrupted(self, peer: Peer, cause: WireError, grace_s: float) -> None:
         """A peer with tensor channels has lost its last connection."""
@@ -381,6 +390,10 @@ class Manager:
             if not other.initiator and other.guest == link.guest and _place(other.pipe.info()) == _place(info)
         )
         return sum(1 for _ in same) >= most
+
+    def _refuse_crowd(self, link: Link) -> NoReturn:
+        self._turn_away(link, Code.RESOURCE_LIMIT)
+        raise error_for(Code.RESOURCE_LIMIT, detail="too many connections to one peer")
 
     def _turn_away(self, link: Link, code: Code) -> None:
         """Say why, and go."""

@@ -355,3 +355,37 @@ async def test_thousands_of_openings_and_every_gauge_is_zero(autojump_clock: Clo
                     await peer.call("echo", Want(RUN, 1), Want, deadline_s=5)
         await idle(a, b)()
         assert await peer.call("echo", Want(RUN, 1), Want, deadline_s=5) == Want(RUN, 1)
+
+
+async def test_a_node_cancelled_while_it_sends_and_dials_lanes(autojump_clock: Clock) -> None:
+    """From its birth to its end, with a channel whose lanes are being made: the other node holds nothing of it afterwards."""
+    world = World()
+    size = 300_000
+    data = memoryview(bytearray(size))
+    lanes: set[int] = set()
+    async with member(world, "10.0.0.2") as b:
+
+        async def hear(peer: Peer, name: bytes) -> None:
+            receiver = peer.receiver("t", name, lambda key: Expectation(DType.uint8, (size,), 0, size))
+            receiver.post(memoryview(bytearray(size)))
+
+        b.serve_channel("t", hear)
+        step = 0
+
+        async def operation() -> None:
+            nonlocal step
+            step += 1
+            async with member(world, "10.0.0.1") as a:
+                peer = await a.dial(b.addresses[0])
+                await peer.sender("t", b"x").send((0, step), data, dtype=DType.uint8, shape=(size,))
+                lanes.add(peer.stats.lanes)
+                await trio.sleep(0.1)
+                lanes.add(peer.stats.lanes)
+
+        async def check() -> None:
+            await trio.sleep(100)
+            assert held(b) == {} and not b.peers() and not b.counts["internal-error"]
+            assert world.open_pipes() == 0
+
+        assert await cancel_everywhere(operation, check) > 20
+        assert lanes >= {1}
