@@ -71,7 +71,7 @@ async def swarm(seed: int, line: Link = LINE) -> AsyncIterator[Swarm]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_every_key_once_while_connections_are_reset_at_random(seed: int, autojump_clock: Clock) -> None:
+async def test_section_23_11_every_key_once_while_connections_are_reset_at_random(seed: int, autojump_clock: Clock) -> None:
     rng = random.Random(seed)
     async with swarm(seed) as s:
         count = 24
@@ -107,7 +107,7 @@ async def test_a_line_that_was_cut_for_ten_seconds_costs_no_tensor(autojump_cloc
 
 
 @pytest.mark.parametrize("who", [0, 1])
-async def test_a_host_that_moves_in_mid_transfer_goes_on(who: int, autojump_clock: Clock) -> None:
+async def test_section_23_11_a_host_that_moves_in_mid_transfer_goes_on(who: int, autojump_clock: Clock) -> None:
     """NAT-8 without a router: the old address is dead; moving again within the time that silence takes plus a dial."""
     async with swarm(2) as s:
         async with trio.open_nursery() as nursery:
@@ -115,9 +115,10 @@ async def test_a_host_that_moves_in_mid_transfer_goes_on(who: int, autojump_cloc
             await trio.sleep(1)
             had = len(s.got)
             s.net.change_address(s.hosts[who], f"10.0.1.{who}")
-            with trio.fail_after(60):
-                while len(s.got) == had:
+            with trio.fail_after(15):
+                while len(s.got) <= had + 3:  # what was under way may still be handed over
                     await trio.sleep(0.1)
+            with trio.fail_after(60):
                 while len(s.got) < 40:
                     await trio.sleep(0.1)
         assert s.complete() and s.a.peers() == (s.peer,), "the same peer"
@@ -184,7 +185,7 @@ async def test_control_is_quick_while_lanes_are_full(autojump_clock: Clock) -> N
 
 
 @pytest.mark.parametrize("part", range(4))
-async def test_both_dial_at_once_and_exactly_one_control_connection_stays(part: int, autojump_clock: Clock) -> None:
+async def test_section_23_9_both_dial_at_once_and_exactly_one_control_connection_stays(part: int, autojump_clock: Clock) -> None:
     """FIND-14: rounds over round trips of 1 to 200 ms and starts that differ by up to one."""
     for seed in range(part * 15, part * 15 + 15):
         rng = random.Random(seed)
