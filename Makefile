@@ -9,7 +9,7 @@ STEPS ?=
 SECONDS ?= 600
 SEED ?= 0
 
-.PHONY: demo fuzz test
+.PHONY: cases demo fuzz test
 
 demo: $(VENV)/installed
 	@echo "== Starting a seed and six nodes on this machine; they train a small language model (about 3 minutes; Ctrl-C ends it)."
@@ -18,6 +18,10 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	@echo "== Running all tests (several minutes on two cores)."
 	@$(BIN)/python -m pytest
+
+# The cases on the in-memory internet over more seeds than the 20 of `make test`: make cases CASE_SEEDS=1000
+cases: $(VENV)/installed
+	@CASE_SEEDS=$(or $(CASE_SEEDS),200) $(BIN)/python -m pytest -q tests/wire/sim -k "wire_ or section_23"
 
 fuzz: $(VENV)/installed
 	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --seed $(SEED)

@@ -21,7 +21,7 @@ from .messages import SessionHello
 from .remembered import RememberedWindows
 from .replies import GOAWAY, GOAWAY_HEAD, Replies
 from .rtt import RttMeter
-from .scheduler import Scheduler
+from .scheduler import MESSAGES, Scheduler
 from .streams import State, Stream
 from .windows import Windows
 
@@ -70,7 +70,7 @@ class Connection:
     """State that the rooms of one session share; see the module."""
 
     __slots__ = (
-        "_message_most", "_queue_most",
+        "_kept_bytes", "_message_most", "_queue_most",
         "blocked", "bytes_in", "bytes_out", "chunk_streams", "drain_until", "end", "events", "forgotten_chunks",
         "goaway_received", "goaway_sent", "hello", "inbound_live", "initiator", "last_in", "limits", "next_own", "next_peer",
         "outbound_live", "pending", "recv", "replies", "rtt", "scheduler", "send", "state", "streams", "sure_bytes", "violation",
@@ -124,6 +124,8 @@ class Connection:
         self.sure_bytes = min(limits.stream_window_control_bytes, limits.stream_window_min_bytes) // 4
         self._message_most = limits.message_max_bytes
         self._queue_most = limits.stream_window_bulk_bytes
+        # Of the connection's credit bulk leaves so much to messages: else one would wait a round trip behind megabytes (WIRE-4).
+        self._kept_bytes = min(limits.message_max_bytes, limits.connection_window_guest_bytes // 4)
         self.bytes_in = [0] * 5
         self.bytes_out = [0] * 5
 
@@ -210,6 +212,8 @@ class Connection:
         if stream.kind is Kind.MESSAGE:
             own -= MESSAGE_OVERHEAD_BYTES
             most = min(most, self._message_most)
+        elif stream.cls > MESSAGES:
+            room -= self._kept_bytes
         room = min(own, room, most)
         return room if room > 0 else 0
 

@@ -135,6 +135,7 @@ class Limits:
     inbound_members_share: float = 0.10
     accept_error_pause_s: float = 0.1
     duplicate_ping_timeout_s: float = 3.0
+    moved_ping_timeout_s: float = 2.0  # after a change of our addresses; or dead_after_rtts, whichever is longer
 
     # Lanes: bulk connections of a peer pair, and what outlives a connection
     lanes_max: int = 4  # more costs memory and is unfair to the others on the household's line

@@ -352,7 +352,7 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("name", FLOODS)
-def test_a_flood_is_cut_as_excessive_and_the_allowed_rate_is_not(name: str) -> None:
+def test_wire_10_a_flood_is_cut_as_excessive_and_the_allowed_rate_is_not(name: str) -> None:
     """WIRE-10."""
     make, per_s = FLOODS[name]
     peer = Puppet()
@@ -380,7 +380,7 @@ def test_opens_faster_than_allowed_are_cut() -> None:
     assert caught.value.code is Code.EXCESSIVE
 
 
-def test_answers_are_bounded_while_our_output_is_blocked() -> None:
+def test_wire_13_answers_are_bounded_while_our_output_is_blocked() -> None:
     """WIRE-13: nothing is pulled, yet the peer goes on asking, at a rate that is allowed."""
     peer = Puppet(serves=lambda protocol, guest: Code.PROTOCOL_UNKNOWN)
     number = 0
@@ -433,7 +433,7 @@ def growth(peer: Puppet, act) -> int:
 
 @pytest.mark.parametrize("length", [0, 1, 15, 2**16, 2**31 - 1, 2**32 - 1])
 @pytest.mark.parametrize("kind", [*FrameType, 0x00, 0x07, 0x7F, 0x80, 0xFF])
-def test_a_hostile_length_allocates_nothing(kind: int, length: int) -> None:
+def test_wire_6_a_hostile_length_allocates_nothing(kind: int, length: int) -> None:
     """WIRE-6."""
     peer = Puppet()
     header = HEADER.pack(length, 0 if kind < 0x10 else 1, kind, 0, 0)

@@ -60,7 +60,7 @@ from wire.tickets import Tickets
 YIELD_BYTES = 1 << 20
 YIELD_S = 0.002
 GIVE_WAY_BYTES = 64 * 1024  # the reader gives way only behind so much: two rounds cost about as much (15 us) as copying it
-# One pull of the writer, and what one caller may seal inline.  64 KiB takes ~50 us to seal and send.
+# The last pull of a connection that ends, and what one caller may seal inline.  64 KiB takes ~50 us to seal and send.
 PULL_BYTES = 256 * 1024
 INLINE_BYTES = 64 * 1024
 
@@ -293,7 +293,7 @@ class Link:
                     self._writer = trio.lowlevel.current_task()
                     await trio.lowlevel.wait_task_rescheduled(self._wake_aborted)
                 elif self.bytes_out - sent < YIELD_BYTES and now - since < YIELD_S:
-                    self._push(self._rest or session.pull(PULL_BYTES, now))
+                    self._push(self._rest or session.pull(session.record_bytes, now))  # what is sealed, no message overtakes
                     self._dispatch()
                     if not self._rest:
                         continue

@@ -127,10 +127,18 @@ class Manager:
         return RememberedWindows() if peer is None else peer.remembered
 
     def ping_all(self) -> None:
-        """Find out which connections still live."""
-        for peer in self.peers.values():
-            for link in peer.all_links:
-                link.ping()
+        """Our addresses changed: end the connections that do not answer now, so that what they carried goes on over new ones."""
+        if self._nursery is not None:
+            for peer in self.peers.values():
+                for link in peer.all_links:
+                    self._nursery.start_soon(self._probe, link)
+
+    async def _probe(self, link: Link) -> None:
+        limits = self._limits
+        with trio.move_on_after(max(limits.moved_ping_timeout_s, limits.dead_after_rtts * (link.session.rtt_s or 0.0))):
+            await link.answers()
+            return
+        link.fail(ConnectionLost("no answer after this machine's addresses changed"))
 
     # -- ways in
 

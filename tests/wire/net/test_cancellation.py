@@ -334,7 +334,7 @@ async def test_tensor_receive(autojump_clock: Clock) -> None:
         await idle(a, b)()
 
 
-async def test_thousands_of_openings_and_every_gauge_is_zero(autojump_clock: Clock) -> None:
+async def test_wire_8_thousands_of_openings_and_every_gauge_is_zero(autojump_clock: Clock) -> None:
     """WIRE-8: open, close, reset, refusal, cancel; the next one opens."""
     async with meeting() as (_, a, b, peer):
         for number in range(2_000):

@@ -71,7 +71,7 @@ async def echo(peer: Peer, want: Want) -> Want:
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-async def test_a_foreign_protocol_is_closed_at_once_and_learns_nothing(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_wire_2_a_foreign_protocol_is_closed_at_once_and_learns_nothing(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """WIRE-2: closed at the first impossible byte, not at a deadline; nothing is answered; the process lives."""
     async with local() as net:
         net.serve_calls("echo", Want, echo)
@@ -90,7 +90,7 @@ async def test_the_first_impossible_byte_closes() -> None:
             assert scope.cancelled_caught == (data != b"G")  # what may still become a hello is waited for
 
 
-async def test_a_connection_cut_at_every_offset_of_the_hello_leaves_nothing() -> None:
+async def test_wire_1_a_connection_cut_at_every_offset_of_the_hello_leaves_nothing() -> None:
     """WIRE-1: FIN, RST and close at every offset, then a good peer within a second."""
     hello = a_hello()
     message_1 = struct.pack(">H", 32) + os.urandom(32)
@@ -116,7 +116,7 @@ async def test_a_connection_cut_at_every_offset_of_the_hello_leaves_nothing() ->
         assert net.counts["internal-error"] == 0
 
 
-async def test_a_hundred_garbage_connections_then_a_good_peer() -> None:
+async def test_wire_1_a_hundred_garbage_connections_then_a_good_peer() -> None:
     """WIRE-1."""
     async with local() as net:
         net.serve_calls("echo", Want, echo)

@@ -172,7 +172,7 @@ async def test_guests_may_use_what_is_offered_to_guests(autojump_clock: Clock) -
         assert refused.value.code is Code.NOT_MEMBER
 
 
-async def test_whoever_answers_must_be_the_one_that_was_dialled(autojump_clock: Clock) -> None:
+async def test_wire_3_whoever_answers_must_be_the_one_that_was_dialled(autojump_clock: Clock) -> None:
     """WIRE-3: PeerIdMismatch before any stream; the address is good for whoever it is."""
     world = World()
     absent = Identity.generate().peer_id

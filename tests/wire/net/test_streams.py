@@ -117,7 +117,7 @@ async def test_a_cancelled_send_has_sent_nothing_and_a_cancelled_receive_lost_no
         await stream.send_eof()
 
 
-async def test_a_reset_is_never_an_end(autojump_clock: Clock) -> None:
+async def test_wire_7_a_reset_is_never_an_end(autojump_clock: Clock) -> None:
     """WIRE-7: unread data are gone, the code arrives, on both kinds and in both directions."""
 
     async def resets(peer: Peer, stream: MessageStream | ByteStream) -> None:

@@ -12,9 +12,11 @@ import trio.testing
 
 from tests.wire.sim.test_nets import member
 from wire.errors import ConnectionLost
+from wire.landing import Reception
 from wire.limits import DEFAULT_LIMITS
 from wire.net import Net, Peer, TensorReceiver, TensorSender
 from wire.sim import Host, Internet, Link, seed_tasks
+from wire.slots import ReceiverChannel
 from wire.tensor import DType, Expectation
 
 Clock = trio.testing.MockClock
@@ -71,17 +73,31 @@ async def swarm(seed: int, line: Link = LINE) -> AsyncIterator[Swarm]:
 
 
 @pytest.mark.parametrize("seed", [*range(20), 45])  # in 4 and 45 the openings of one channel come in the wrong order
-async def test_every_key_once_while_connections_are_reset_at_random(seed: int, autojump_clock: Clock) -> None:
+async def test_section_23_11_every_key_once_while_connections_are_reset_at_random(
+    seed: int, autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """18 MiB a seed; whole chunks that came although they had come before: at most one a lane (2) and cut."""
     rng = random.Random(seed)
+    chunks = cuts = 0
+    complete = ReceiverChannel._complete
+
+    def counting(self: ReceiverChannel, reception: Reception) -> None:
+        nonlocal chunks
+        chunks += 1
+        complete(self, reception)
+
+    monkeypatch.setattr(ReceiverChannel, "_complete", counting)
     async with swarm(seed) as s:
         count = 24
 
         async def trouble() -> None:
+            nonlocal cuts
             while not s.complete() or not s.got:
                 await trio.sleep(rng.uniform(0.1, 1.5))
                 pipes = list(s.hosts[0].connections.values())
                 if pipes:
                     s.net.reset(rng.choice(pipes))
+                    cuts += 1
 
         with trio.fail_after(300):
             async with trio.open_nursery() as nursery:
@@ -89,6 +105,7 @@ async def test_every_key_once_while_connections_are_reset_at_random(seed: int, a
                 await s.exchange(count)
                 nursery.cancel_scope.cancel()
         assert s.complete() and len(s.got) == count
+        assert cuts and 0 <= chunks - 4 * count <= 2 * cuts
 
 
 async def test_a_line_that_was_cut_for_ten_seconds_costs_no_tensor(autojump_clock: Clock) -> None:
@@ -107,7 +124,7 @@ async def test_a_line_that_was_cut_for_ten_seconds_costs_no_tensor(autojump_cloc
 
 
 @pytest.mark.parametrize("who", [0, 1])
-async def test_a_host_that_moves_in_mid_transfer_goes_on(who: int, autojump_clock: Clock) -> None:
+async def test_section_23_11_a_host_that_moves_in_mid_transfer_goes_on(who: int, autojump_clock: Clock) -> None:
     """NAT-8 without a router: the old address is dead; moving again within the time that silence takes plus a dial."""
     async with swarm(2) as s:
         async with trio.open_nursery() as nursery:
@@ -115,9 +132,10 @@ async def test_a_host_that_moves_in_mid_transfer_goes_on(who: int, autojump_cloc
             await trio.sleep(1)
             had = len(s.got)
             s.net.change_address(s.hosts[who], f"10.0.1.{who}")
-            with trio.fail_after(60):
-                while len(s.got) == had:
+            with trio.fail_after(15):
+                while len(s.got) <= had + 3:  # what was under way may still be handed over
                     await trio.sleep(0.1)
+            with trio.fail_after(60):
                 while len(s.got) < 40:
                     await trio.sleep(0.1)
         assert s.complete() and s.a.peers() == (s.peer,), "the same peer"
@@ -184,7 +202,7 @@ async def test_control_is_quick_while_lanes_are_full(autojump_clock: Clock) -> N
 
 
 @pytest.mark.parametrize("part", range(4))
-async def test_both_dial_at_once_and_exactly_one_control_connection_stays(part: int, autojump_clock: Clock) -> None:
+async def test_section_23_9_both_dial_at_once_and_exactly_one_control_connection_stays(part: int, autojump_clock: Clock) -> None:
     """FIND-14: rounds over round trips of 1 to 200 ms and starts that differ by up to one."""
     for seed in range(part * 15, part * 15 + 15):
         rng = random.Random(seed)
