@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from plnode.observe import events as e
 from wire.identity import PeerId
-from wire.net import Complaint, NetEvent, NotListening, PeerConnected, PeerLost, SeedStateChanged
+from wire.net import Complaint, NetEvent, NetworkChanged, NotListening, PeerConnected, PeerLost, SeedStateChanged
 
 
 def told(event: NetEvent, stage_of: Callable[[PeerId], int | None]) -> e.Event | None:
@@ -20,6 +20,8 @@ def told(event: NetEvent, stage_of: Callable[[PeerId], int | None]) -> e.Event |
             return e.PeerLost(str(peer_id), stage_of(peer_id), str(reason))
         case NotListening(address, why):
             return e.Notice(f"not listening on {address}: {why}")
+        case NetworkChanged(added, gone):
+            return e.Notice(f"this machine's addresses changed: new {', '.join(added) or 'none'}; gone {', '.join(gone) or 'none'}")
         case Complaint(text):
             return e.Notice(text)
         case _:

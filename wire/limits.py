@@ -132,6 +132,11 @@ class Limits:
     accept_error_pause_s: float = 0.1
     duplicate_ping_timeout_s: float = 3.0
 
+    # A change of the local network, and peers that are missed
+    moved_ping_timeout_s: float = 2.0  # or four round trips; a living peer answers in one
+    redial_later_s: float = 15.0  # a peer that stopped or is full: about what a restart takes, and it dials by itself then
+    redial_missed_s: float = 600.0  # a peer that nobody asks for: longer than a router's restart
+
     # Lanes: bulk connections of a peer pair, and what outlives a connection
     lanes_max: int = 4  # more costs memory and is unfair to the others on the household's line
     lanes_start: int = 2  # under a congestion control that takes loss for congestion: one such connection fills few lines

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import trio
 
@@ -29,6 +29,7 @@ from wire.limits import Limits
 from wire.net.causes import Cause
 from wire.net.dial import BackOff, DialFailed, DialRate, plan_dial, race
 from wire.net.link import Link
+from wire.net.moved import Moved, end_orphans, prove_alive
 from wire.net.peer import Peer
 from wire.net.services import Services
 from wire.net.transport import Pipe, Transport, literal
@@ -85,6 +86,7 @@ class Manager:
         self._dialling: dict[PeerId, _Shared] = {}
         self._nursery: trio.Nursery | None = None
         self._closing = False
+        self._network_changed = trio.Event()
 
     def start(self, nursery: trio.Nursery) -> None:
         """Peers and dials run in this nursery.  Its cancel ends every connection without a goodbye; `close` says one before."""
@@ -115,11 +117,15 @@ class Manager:
         peer = self.peers.get(peer_id)
         return RememberedWindows() if peer is None else peer.remembered
 
-    def ping_all(self) -> None:
-        """Find out which connections still live."""
-        for peer in self.peers.values():
-            for link in peer.all_links:
-                link.ping()
+    def network_changed(self, gone: Collection[str]) -> None:
+        """This machine's addresses are others, without `gone`: what failed says nothing any more, what stands may be dead."""
+        self.backoff.forget_all()
+        self._network_changed.set()
+        self._network_changed = trio.Event()
+        links = [link for peer in self.peers.values() for link in peer.all_links]
+        for link in end_orphans(links, gone):
+            if self._nursery is not None:
+                self._nursery.start_soon(prove_alive, link, self._limits)
 
     # -- ways in
 
@@ -309,7 +315,7 @@ class Manager:
         """Dial a peer again until a connection stands, it is known to be gone, or the time is up."""
         told = grace_s == self._limits.resume_closed_s
         with trio.move_on_after(grace_s):
-            if peer.dialled is None:
+            if peer.dialled is None and not isinstance(cause, Moved):
                 await trio.sleep(RECONNECT_S)  # it dialled us, and does it again
             pause_s = RECONNECT_S / 4
             while not peer.links and not peer.closed:
@@ -322,8 +328,9 @@ class Manager:
                         break  # its machine answers, its process is not there
                 except WireError as error:
                     log.debug("reconnecting %s: %s", peer.peer_id, error)
-                await trio.sleep(pause_s)
-                pause_s = min(2 * pause_s, RECONNECT_MOST_S)
+                with trio.move_on_after(pause_s) as pause:
+                    await self._network_changed.wait()
+                pause_s = min(2 * pause_s, RECONNECT_MOST_S) if pause.cancelled_caught else RECONNECT_S / 4
         if not peer.links:
             peer.end(cause)
 

@@ -16,6 +16,7 @@ from wire.address import Address
 from wire.envelope import OpenedRecord
 from wire.errors import WireError
 from wire.identity import PeerId
+from wire.net.interfaces import NetworkChanged
 from wire.net.peer import Peer
 
 log = logging.getLogger("wire.net")
@@ -77,7 +78,7 @@ class Complaint:
     text: str
 
 
-NetEvent = PeerConnected | PeerLost | SeedStateChanged | RecordLearned | Listening | NotListening | Complaint
+NetEvent = PeerConnected | PeerLost | SeedStateChanged | RecordLearned | Listening | NotListening | NetworkChanged | Complaint
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -24,15 +24,16 @@ import trio
 from wire.address import Address, Scope
 from wire.delivered import DeliveredKeys
 from wire.envelope import OpenedRecord
-from wire.errors import Code, WireError, error_for
+from wire.errors import Code, error_for
 from wire.hello import Hello, Refusal, preferred_ciphers
 from wire.identity import Identity, PeerId
 from wire.limits import DEFAULT_LIMITS, Limits
 from wire.messages import SessionHello, Want
 from wire.net import exchange
 from wire.net.book import PeerBook
+from wire.net.bound import Listeners
 from wire.net.exchange import PeerExchange
-from wire.net.interfaces import descriptor_limit, watch_interfaces
+from wire.net.interfaces import NetworkChanged, descriptor_limit, watch_interfaces
 from wire.net.knownpeers import KnownPeers
 from wire.net.link import Link
 from wire.net.listen import Admission, accept_loop, bind_all
@@ -41,9 +42,7 @@ from wire.net.memory import process_budget
 from wire.net.netevents import (
     Announcer,
     Complaint,
-    Listening,
     NetEvent,
-    NotListening,
     PeerConnected,
     PeerLost,
     RecordLearned,
@@ -52,11 +51,14 @@ from wire.net.netevents import (
 )
 from wire.net.ownrecord import OwnRecord
 from wire.net.peer import Peer
+from wire.net.publish import Publisher
 from wire.net.seedlist import SeedEntry, SeedList
+from wire.net.seedreach import ManagerReach
 from wire.net.seeds import SeedKeeper, SeedState, SeedStatus
 from wire.net.services import ChannelHandler, Handler, Service, Services, TensorService, calls
 from wire.net.transport import Listener, TcpTransport, Transport, literal_text
 from wire.net.upgrade import Local
+from wire.net.wanted import Wanted
 from wire.pipeinfo import PipeInfo
 
 log = logging.getLogger("wire.net")
@@ -88,7 +90,6 @@ class Net:
         self.peer_id = identity.peer_id
         self.run = run
         self.limits = limits
-        self.addresses: tuple[Address, ...] = ()
         self.services = Services()
         self.seed_states: dict[SeedEntry, SeedState] = {}
         self._scope = scope
@@ -100,8 +101,11 @@ class Net:
         self._record = OwnRecord(
             identity, run=run, scope=scope, announce=announce, capabilities=capabilities, data_dir=data_dir, limits=limits
         )
+        self._publisher = Publisher(self._publish, lambda: self._record.renew_after_s(rng), limits)
         self._announcer = Announcer()
-        self._listeners: list[Listener] = []
+        self._admission = Admission(limits, scope)
+        self._listeners = Listeners(transport, self._accept_from, self._announcer.emit)
+        self._on_change: list[Callable[[NetworkChanged], None]] = []
         self._ended = [0, 0]
         self._nursery: trio.Nursery | None = None
         self.book = PeerBook(self.peer_id, scope, limits)
@@ -129,6 +133,13 @@ class Net:
             dialled=lambda peer_id, ok: None if ok else self.book.failed(peer_id),
         )
         self.counts = self.manager.counts  # what happened how often, by kind
+        self._wanted = Wanted(
+            self.peer_id,
+            limits,
+            connect=lambda peer_id, deadline_s: self.connect(peer_id, deadline_s=deadline_s),
+            present=lambda peer_id: self.peer(peer_id) is not None,
+            rng=rng,
+        )
         self._exchange = PeerExchange(
             self.book,
             run,
@@ -141,10 +152,16 @@ class Net:
         )
         self._keeper: SeedKeeper | None = None
         if seeds is not None:
-            self._keeper = SeedKeeper(seeds, self, limits, report=self._on_seed, complain=self._complain, rng=rng)
+            reach = ManagerReach(self.manager, self.peer_id, lambda: self.addresses)
+            self._keeper = SeedKeeper(seeds, reach, limits, report=self._on_seed, complain=self._complain, rng=rng)
         self.serve_calls(exchange.PROTOCOL, Want, self._exchange.answer, guest=True)
 
     # -- who is there
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """Where we listen, with real ports."""
+        return self._listeners.addresses
 
     def peers(self) -> tuple[Peer, ...]:
         """Connected peers."""
@@ -192,6 +209,14 @@ class Net:
             return await self.manager.dial([address], expected=address.peer_id, target=str(address), patient=True)
         raise error_for(Code.TIMEOUT, detail=f"{address} not connected within {deadline_s:g} s")
 
+    def want(self, peers: Iterable[PeerId]) -> None:
+        """From now on these are wanted: dialled while they are not connected, with back-off, for ever; see wanted.py."""
+        self._wanted.want(peers)
+
+    def when_network_changes(self, heard: Callable[[NetworkChanged], None]) -> None:
+        """Call `heard` at each change of this machine's addresses, after connections were ended or put to the proof."""
+        self._on_change.append(heard)
+
     # -- what we offer
 
     def serve(self, protocol: str, handler: Handler, *, guest: bool = False) -> None:
@@ -220,46 +245,16 @@ class Net:
         """The table of delivered keys of a tensor protocol: raise its watermark when old steps will never come again."""
         return self.services.tensors(protocol).delivered
 
-    # -- Reach: what the seed keeper needs
-
-    async def dial_seed(self, entry: SeedEntry) -> PeerId:
-        address = entry.address
-        if self._is_own(address):
-            raise error_for(Code.SELF, local=True)
-        if address.peer_id is not None and (peer := self.peer(address.peer_id)) is not None:
-            return peer.peer_id
-        peer = await self.manager.dial([address], expected=address.peer_id, target=str(entry), patient=True)
-        return peer.peer_id
-
-    async def wait_lost(self, peer_id: PeerId) -> WireError | None:
-        peer = self.manager.peers.get(peer_id)
-        return None if peer is None else await peer.wait_closed()
-
-    def connected_peers(self) -> int:
-        return len(self.manager.peers)
-
-    def _is_own(self, address: Address) -> bool:
-        return address.peer_id == self.peer_id or any(
-            (bound.host, bound.port) == (address.host, address.port) for bound in self.addresses
-        )
-
     # -- from start to end
 
     def _start(self, listeners: list[Listener], failures: Sequence[tuple[Address, str]], nursery: trio.Nursery) -> None:
         self._nursery = nursery
         self.manager.start(nursery)
-        admission = Admission(self.limits, self._scope)
-        self._listeners = listeners
-        self.addresses = tuple(listener.address for listener in listeners)
-        for listener in listeners:
-            self._announcer.emit(Listening(listener.address))
-            pause_s = self.limits.accept_error_pause_s
-            nursery.start_soon(accept_loop, listener, admission, self.manager.accept, self.counts, pause_s)
-        for address, why in failures:
-            self._announcer.emit(NotListening(address, why))
+        self._listeners.start(listeners, failures)
         self._seal()
         self._known_peers.load(self._complain)
-        nursery.start_soon(self._renew)
+        nursery.start_soon(self._publisher.run)
+        nursery.start_soon(self._wanted.run)
         nursery.start_soon(watch_interfaces, self._transport, self._on_interfaces)
         nursery.start_soon(self._exchange.run)
         nursery.start_soon(self._known_peers.write_regularly, self._complain)
@@ -269,9 +264,13 @@ class Net:
             self.seed_states = self._keeper.states
             nursery.start_soon(self._keeper.run)
 
+    def _accept_from(self, listener: Listener) -> None:
+        assert self._nursery is not None
+        pause_s = self.limits.accept_error_pause_s
+        self._nursery.start_soon(accept_loop, listener, self._admission, self.manager.accept, self.counts, pause_s)
+
     async def _stop(self) -> None:
-        for listener in self._listeners:
-            listener.close()
+        self._listeners.close()
         await self.manager.close(grace_s=GOODBYE_S)
         self._known_peers.write(self._complain)
         self._announcer.close()
@@ -281,22 +280,24 @@ class Net:
     def _seal(self) -> None:
         self._record.seal(self.addresses, self._transport.local_addresses())
 
-    async def _renew(self) -> None:
-        while True:
-            await trio.sleep(self._record.renew_after_s(self._rng))
-            self._publish()
-
     def _publish(self) -> None:
         self._seal()
         for peer in self.peers():
             for link in peer.links:
                 link.update_hello(self._hello(link.peer_id, link.guest, link.pipe.info(), link.generation))
 
-    def _on_interfaces(self) -> None:
-        """This machine's addresses changed: what failed says nothing any more, what stands may be dead."""
-        self.manager.backoff.forget_all()
-        self.manager.ping_all()
-        self._publish()
+    def _on_interfaces(self, change: NetworkChanged) -> None:
+        self._announcer.emit(change)
+        self.manager.network_changed(change.gone)
+        self._wanted.network_changed()
+        for heard in self._on_change:
+            heard(change)
+        if self._nursery is not None:
+            self._nursery.start_soon(self._rebind, change)
+
+    async def _rebind(self, change: NetworkChanged) -> None:
+        await self._listeners.follow(change)
+        self._publisher.soon()
 
     def _hello(self, peer_id: PeerId, guest: bool, info: PipeInfo, generation: int | None = None) -> SessionHello:
         return SessionHello(
@@ -327,6 +328,7 @@ class Net:
         self.book.connected(peer.peer_id, trio.current_time(), time.time(), run=link.peer_run, address=link.dialled)
         peer.heard = self._on_hello
         self._on_hello(peer, link.hello)
+        self._wanted.found(peer.peer_id)
         self._announcer.emit(PeerConnected(peer))
         if self._nursery is not None:
             self._nursery.start_soon(self._exchange.ask, peer)
@@ -341,10 +343,14 @@ class Net:
         self.book.disconnected(peer.peer_id, trio.current_time())
         self._exchange.forget(peer.peer_id)
         assert peer.reason is not None
+        kept = any(state.peer_id == peer.peer_id for state in self.seed_states.values())  # the seed keeper's business
+        missed = peer.used and peer.dialled is not None and not peer.guest and not kept
+        self._wanted.lost(peer.peer_id, peer.reason, missed=missed)
         self._announcer.emit(PeerLost(peer.peer_id, peer.reason))
 
     def _on_learned(self, record: OpenedRecord) -> None:
         self.manager.backoff.forget(record.addresses)
+        self._wanted.news(record.peer_id)
         self._announcer.emit(RecordLearned(record))
 
     def _on_seed(self, state: SeedState) -> None:

@@ -40,7 +40,7 @@ from wire.net.link import Link
 from wire.net.primary import PeerStats, Tally, choose_primary
 from wire.net.receiver import TensorReceiver
 from wire.net.sender import TensorSender
-from wire.net.services import LANES, Services, TensorService
+from wire.net.services import LANES, Services, TensorService, housekeeping
 from wire.net.stream import MessageStream
 from wire.net.supervise import announce, serve
 from wire.tensor import Expectation
@@ -71,6 +71,7 @@ class Peer:
         self.reason: WireError | None = None  # why it is gone
         self.remembered = link.remembered  # windows that its protocols needed last
         self.losses = link.generation  # how often all connections were lost
+        self.used = False  # streams of the application, ours or the peer's, or channels
         self.dialled: Address | None = link.dialled  # where it was reached last
         self.heard: Callable[[Peer, SessionHello], None] = lambda peer, hello: None  # a newer HELLO came
         self._own = own
@@ -81,8 +82,7 @@ class Peer:
         self._interrupted = interrupted
         self._last = link
         self._final: WireError | None = None  # it is over, whatever the connections say
-        self._gone = trio.Event()
-        self._back = trio.Event()  # a connection stands, or the peer is gone
+        self._gone, self._back = trio.Event(), trio.Event()  # back: a connection stands, or the peer is gone
         self._nursery: trio.Nursery | None = None
         self._channels = Channels(limits, self._later)
         self._lanes: dict[Link, Lanes] = {}
@@ -188,6 +188,7 @@ class Peer:
                 break
             # A millisecond more: a wait that rounding has made as good as zero would be repeated without end.
             await trio.sleep(delay_s + 0.001)
+        self.used = self.used or not housekeeping(protocol)
         number = link.session.open_stream(kind, protocol, cls, meta=meta, now=trio.current_time())
         return (MessageStream if kind is Kind.MESSAGE else ByteStream)(link, number, protocol)
 
@@ -225,6 +226,7 @@ class Peer:
         return min(lanes.usable(), key=lambda link: len(link.ends), default=primary)
 
     def _want_lanes(self) -> None:
+        self.used = True
         for lanes in self._lanes.values():
             lanes.want()
 
@@ -382,6 +384,7 @@ class Peer:
             link.session.refuse(event.stream, Code.PROTOCOL_UNKNOWN)
         else:
             link.session.accept(event.stream)
+            self.used = self.used or not housekeeping(event.protocol)
             stream = (MessageStream if event.kind is Kind.MESSAGE else ByteStream)(link, event.stream, event.protocol)
             self._nursery.start_soon(serve, self, service, stream, self._counts)
 
