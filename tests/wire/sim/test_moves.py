@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.wire.sim.test_lanes import Swarm, swarm
+from tests.wire.sim.test_lanes import SIZE, Swarm, swarm
 from tests.wire.sim.test_nets import QUESTION, echo, member
 from wire.address import Address
 from wire.errors import Code, WireError, error_for
@@ -20,7 +20,6 @@ from wire.sim import Internet, Link, Nat, seed_tasks
 Clock = trio.testing.MockClock
 LINE = Link(0.02, 0.002, 100e6, 100e6, 0.0005)
 COUNT = 40
-LANES_AND_CONTROL = DEFAULT_LIMITS.lanes_max + 1
 
 
 async def until(condition: object, patience_s: float = 60.0) -> float:
@@ -30,6 +29,11 @@ async def until(condition: object, patience_s: float = 60.0) -> float:
         while not condition():  # type: ignore[operator]
             await trio.sleep(0.05)
     return trio.current_time() - began
+
+
+def twice(s: Swarm) -> float:
+    """Chunks' worth of tensor bytes that reached the receiver more often than once; headers are less than 1 % of a chunk."""
+    return (s.back.stats.class_in_bytes[2] - 1.01 * COUNT * SIZE) / DEFAULT_LIMITS.chunk_bytes
 
 
 async def move_in_mid_transfer(s: Swarm, move: object, at_s: float) -> float:
@@ -51,14 +55,15 @@ async def move_in_mid_transfer(s: Swarm, move: object, at_s: float) -> float:
 async def test_nat_8_a_host_whose_own_address_vanishes_goes_on_within_5_s(seed: int, who: int, autojump_clock: Clock) -> None:
     async with swarm(seed) as s:
         ours = (s.a, s.b)[who].events()
-        took_s = await move_in_mid_transfer(s, lambda: s.net.change_address(s.hosts[who], f"10.0.1.{who}"), 0.5 + seed / 40)
+        took_s = await move_in_mid_transfer(s, lambda: s.net.change_address(s.hosts[who], f"10.0.1.{who}"), 1.0 + seed / 50)
         assert took_s <= 5, took_s
         assert s.complete() and s.a.peers() == (s.peer,) and s.b.peers() == (s.back,), "the same peer"
-        assert s.peer.stats.resent_chunks <= LANES_AND_CONTROL
+        assert twice(s) <= DEFAULT_LIMITS.lanes_start, "at most one chunk a lane"
         seen = []
         while ours.statistics().current_buffer_used:
             seen.append(ours.receive_nowait())
-        assert [event for event in seen if isinstance(event, NetworkChanged)] == [NetworkChanged((f"10.0.1.{who}",), (f"10.0.0.{who + 1}",))]
+        (change,) = (event for event in seen if isinstance(event, NetworkChanged))
+        assert change == NetworkChanged((f"10.0.1.{who}",), (f"10.0.0.{who + 1}",))
         assert any(isinstance(event, NotListening) for event in seen), "nobody listens on an address that is gone"
 
 
@@ -75,17 +80,17 @@ async def test_nat_8_a_router_whose_outside_address_changes_in_silence_costs_at_
         back = b.peer(a.peer_id)
         assert back is not None
         s = Swarm(net, (inside, outside), a, b, peer, back)
-        took_s = await move_in_mid_transfer(s, lambda: net.change_outside(nat, "10.0.0.10"), 0.5 + seed / 40)
+        took_s = await move_in_mid_transfer(s, lambda: net.change_outside(nat, "10.0.0.10"), 1.0 + seed / 50)
         assert took_s <= 15, took_s
         assert s.complete() and a.peers() == (peer,) and b.peers() == (back,)
-        assert peer.stats.resent_chunks <= LANES_AND_CONTROL
+        assert twice(s) <= DEFAULT_LIMITS.lanes_start, "at most one chunk a lane"
 
 
 async def test_nat_8_without_the_look_at_the_interfaces_silence_has_to_do(autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the bar of 5 s is worth: nobody looks, and it is missed."""
     monkeypatch.setattr("wire.net.interfaces.LOOK_EVERY_S", 3600.0)
     async with swarm(1) as s:
-        assert await move_in_mid_transfer(s, lambda: s.net.change_address(s.hosts[0], "10.0.1.0"), 0.7) > 5
+        assert await move_in_mid_transfer(s, lambda: s.net.change_address(s.hosts[0], "10.0.1.0"), 1.0) > 5
 
 
 async def test_nat_4_an_interface_that_is_added_is_noticed_and_told(autojump_clock: Clock) -> None:
