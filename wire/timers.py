@@ -3,7 +3,7 @@
 A ping goes out when nothing arrived for `ping_interval_s`, and in that rhythm while tensor channels exist.  One that is not
 answered gets company after half an interval.  The peer is dead when nothing at all arrived for `dead_after_s` (or
 `dead_after_rtts` round trips) with two pings open and the second has had a whole interval: at 5 s, at 7.5 s, and at 12.5 s
-instead of a third one.  So a change of address that only the routers know is noticed, and mended, within 15 s (NAT-8).
+instead of a third one.  So a change of address that only the routers know is noticed within 12.5 s (NAT-8).
 
 Every record that verifies counts as life, so a long write kills nothing; a ping that cannot leave because the pipe is stuck is not
 open, and the writer's own deadline ends that.
