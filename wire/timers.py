@@ -1,12 +1,9 @@
 """What a session does by itself as time goes by.
 
-A ping goes out when nothing arrived for `ping_interval_s`, and in that rhythm while tensor channels exist.  One that is not
-answered gets company after half an interval.  The peer is dead when nothing at all arrived for `dead_after_s` (or
-`dead_after_rtts` round trips) with two pings open and the second has had a whole interval: at 5 s, at 7.5 s, and at 12.5 s
-instead of a third one.  So a change of address that only the routers know is noticed within 12.5 s (NAT-8).
-
-Every record that verifies counts as life, so a long write kills nothing; a ping that cannot leave because the pipe is stuck is not
-open, and the writer's own deadline ends that.
+A ping goes out when nothing arrived for `ping_interval_s`, and in that rhythm while tensor channels exist.  The peer is dead
+when nothing at all arrived for `dead_after_s` (or `dead_after_rtts` round trips) with two pings open and the second has had
+its interval, too: at 5 s, at 10 s, and at 15 s instead of a third one.  Every record that verifies counts as life, so a long
+write kills nothing; a ping that cannot leave because the pipe is stuck is not open, and the writer's own deadline ends that.
 """
 
 from __future__ import annotations
@@ -73,8 +70,6 @@ class Timers:
     def _next_ping(self) -> float:
         # With channels their age shows at once that a path is gone; otherwise only silence is worth a ping.
         interval = self._conn.limits.ping_interval_s
-        if self._conn.rtt.open == 1:
-            return self._ping_at + interval / 2
         if self._conn.chunk_streams:
             return self._ping_at + interval
         return max(self._conn.last_in, self._ping_at) + interval

@@ -665,7 +665,7 @@ def test_rtt_leaves_out_what_the_peer_held_and_the_clock_offset_is_the_peers() -
     assert peer.session.clock_offset == pytest.approx(7.5, abs=1e-4)
 
 
-def test_silence_is_pinged_at_5_and_7_5_s_and_ends_at_12_5() -> None:
+def test_silence_is_pinged_at_5_and_10_s_and_ends_at_15() -> None:
     peer = Puppet()
     start = peer.now
     peer.frames()
@@ -674,8 +674,8 @@ def test_silence_is_pinged_at_5_and_7_5_s_and_ends_at_12_5() -> None:
         peer.now = peer.session.next_timer()
         peer.session.tick(peer.now)
         pings += [peer.now - start for kind, _, _ in peer.frames() if kind == FrameType.PING]
-    assert pings == [5.0, 7.5]
-    assert peer.now - start == 12.5
+    assert pings == [5.0, 10.0]
+    assert peer.now - start == 15.0
     (closed,) = peer.end.take(SessionClosed)
     assert isinstance(closed.error, ConnectionLost) and closed.error.code is Code.TIMEOUT
 
