@@ -46,5 +46,5 @@ async def prove_alive(link: Link, limits: Limits) -> None:
     link.ping()
     with trio.move_on_after(deadline_s):
         await link.closed.wait()
-    if link.session.last_in <= asked_at:
+    if link.session.last_in < asked_at:
         link.fail(Moved(f"nothing arrived within {deadline_s:.1f} s after a change of this machine's network"))
