@@ -10,6 +10,7 @@ from wire.net import (
     ClockOff,
     Complaint,
     NetEvent,
+    NetworkChanged,
     NoSeedReachable,
     NotListening,
     PathChanged,
@@ -40,6 +41,8 @@ def told(event: NetEvent, stage_of: Callable[[PeerId], int | None]) -> e.Event |
             )
         case NotListening(address, why):
             return e.Notice(f"not listening on {address}: {why}")
+        case NetworkChanged(added, gone):
+            return e.Notice(f"this machine's addresses changed: new {', '.join(added) or 'none'}; gone {', '.join(gone) or 'none'}")
         case Complaint(text):
             return e.Notice(text)
         case _:

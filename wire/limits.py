@@ -135,7 +135,11 @@ class Limits:
     inbound_members_share: float = 0.10
     accept_error_pause_s: float = 0.1
     duplicate_ping_timeout_s: float = 3.0
-    moved_ping_timeout_s: float = 2.0  # after a change of our addresses; or dead_after_rtts, whichever is longer
+
+    # A change of the local network, and peers that are missed
+    moved_ping_timeout_s: float = 2.0  # or four round trips; a living peer answers in one
+    redial_later_s: float = 15.0  # a peer that stopped or is full: about what a restart takes, and it dials by itself then
+    redial_missed_s: float = 600.0  # a peer that nobody asks for: longer than a router's restart
 
     # Lanes: bulk connections of a peer pair, and what outlives a connection
     lanes_max: int = 4  # more costs memory and is unfair to the others on the household's line

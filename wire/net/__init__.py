@@ -4,6 +4,7 @@ from wire.events import Kind
 from wire.net.bytestream import ByteStream
 from wire.net.causes import Cause
 from wire.net.dial import DialFailed
+from wire.net.interfaces import NetworkChanged
 from wire.net.listen import BindFailed
 from wire.net.netevents import (
     ClockOff,
@@ -51,6 +52,7 @@ __all__ = [
     "MessageStream",
     "Net",
     "NetEvent",
+    "NetworkChanged",
     "NoSeedReachable",
     "NotListening",
     "PackingStats",

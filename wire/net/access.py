@@ -142,8 +142,9 @@ class Access:
         if self._scope is Scope.INTERNET:
             self.reach.saw(peer, observed)
 
-    def addresses_changed(self) -> None:
+    def addresses_changed(self, listening: tuple[Address, ...]) -> None:
         """This machine's interfaces are others."""
+        self.listening = listening
         self.reach.listening(self.listening)
 
     def gauges(self) -> dict[str, int]:

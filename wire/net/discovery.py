@@ -59,6 +59,7 @@ class Discovery:
         own_record: OwnRecord,
         publish: Callable[[], None],
         emit: Callable[[NetEvent], None],
+        news: Callable[[PeerId], None],
         peers: Callable[[], Sequence[Peer]],
         counts: Counter[str],
         rng: random.Random,
@@ -72,6 +73,7 @@ class Discovery:
         self._own_record = own_record
         self._publish = publish
         self._emit = emit
+        self._news = news
         self._peers = peers
         self._rng = rng
         self._bound: tuple[Address, ...] = ()
@@ -106,8 +108,7 @@ class Discovery:
 
     def start(self, nursery: trio.Nursery, bound: tuple[Address, ...], connect: Callable[[PeerId], Awaitable[Peer]]) -> None:
         """After the listeners were bound and our record was signed."""
-        self._bound = bound
-        self.addresses_changed()
+        self.addresses_changed(bound)
         self.known_peers.load(self.complain)
         self._load_list()
         nursery.start_soon(self.exchange.run)
@@ -126,13 +127,14 @@ class Discovery:
 
     # -- our own addresses
 
-    def addresses_changed(self) -> None:
+    def addresses_changed(self, bound: tuple[Address, ...]) -> None:
         """At the start, and when this machine's addresses have changed: which places lead to ourselves, and nobody's word counts."""
+        self._bound = bound
         own = set()
-        for bound in self._bound:
-            wild = bound.scope_class is AddressClass.UNSPECIFIED
-            hosts = [host for host in self._transport.local_addresses() if (":" in host) == (":" in bound.host)] if wild else []
-            own |= {(host, bound.port) for host in (bound.host, *hosts)}
+        for place in bound:
+            wild = place.scope_class is AddressClass.UNSPECIFIED
+            hosts = [host for host in self._transport.local_addresses() if (":" in host) == (":" in place.host)] if wild else []
+            own |= {(host, place.port) for host in (place.host, *hosts)}
         self._manager.own_places = own
         self.observed.forget()
         self._note_outside()
@@ -174,6 +176,7 @@ class Discovery:
 
     def _on_learned(self, record: OpenedRecord) -> None:
         self._manager.backoff.forget(record.addresses)
+        self._news(record.peer_id)
         self._emit(RecordLearned(record))
 
     def _on_seed(self, state: SeedState) -> None:

@@ -29,10 +29,11 @@ from wire.limits import Limits
 from wire.messages import Records, Want
 from wire.net.book import PeerBook
 from wire.net.peer import Peer
+from wire.net.services import EXCHANGE
 from wire.rates import Bucket
 from wire.statements import NO_RUN
 
-PROTOCOL = "px/1"
+PROTOCOL = EXCHANGE
 # The answer is made from memory; a peer that needs longer than this is not worth waiting for.
 DEADLINE_S = 5.0
 # +- 20 %, so that a swarm that started in one tick does not ask in one tick for ever.

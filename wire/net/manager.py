@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import NoReturn
 
 import trio
@@ -31,6 +31,7 @@ from wire.net.causes import ITSELF, Cause
 from wire.net.dial import BackOff, DialFailed, DialRate, dial_from, plan_dial, race
 from wire.net.firstbytes import Greeted, read_greeting
 from wire.net.link import Link
+from wire.net.moved import Moved, end_orphans, prove_alive
 from wire.net.peer import Peer
 from wire.net.services import Services
 from wire.net.transport import Pipe, Transport, literal
@@ -96,6 +97,7 @@ class Manager:
         self._dialling: dict[PeerId, _Shared] = {}
         self._nursery: trio.Nursery | None = None
         self._closing = False
+        self._network_changed = trio.Event()
 
     def start(self, nursery: trio.Nursery) -> None:
         """Peers and dials run in this nursery.  Its cancel ends every connection without a goodbye; `close` says one before."""
@@ -126,19 +128,15 @@ class Manager:
         peer = self.peers.get(peer_id)
         return RememberedWindows() if peer is None else peer.remembered
 
-    def ping_all(self) -> None:
-        """Our addresses changed: end the connections that do not answer now, so that what they carried goes on over new ones."""
-        if self._nursery is not None:
-            for peer in self.peers.values():
-                for link in peer.all_links:
-                    self._nursery.start_soon(self._probe, link)
-
-    async def _probe(self, link: Link) -> None:
-        limits = self._limits
-        with trio.move_on_after(max(limits.moved_ping_timeout_s, limits.dead_after_rtts * (link.session.rtt_s or 0.0))):
-            await link.answers()
-            return
-        link.fail(ConnectionLost("no answer after this machine's addresses changed"))
+    def network_changed(self, gone: Collection[str]) -> None:
+        """This machine's addresses are others, without `gone`: what failed says nothing any more, what stands may be dead."""
+        self.backoff.forget_all()
+        self._network_changed.set()
+        self._network_changed = trio.Event()
+        links = [link for peer in self.peers.values() for link in peer.all_links]
+        for link in end_orphans(links, gone):
+            if self._nursery is not None:
+                self._nursery.start_soon(prove_alive, link, self._limits)
 
     # -- ways in
 
@@ -360,7 +358,7 @@ class Manager:
         """Dial a peer again until a connection stands, it is known to be gone, or the time is up."""
         told = grace_s == self._limits.resume_closed_s
         with trio.move_on_after(grace_s):
-            if peer.dialled is None:
+            if peer.dialled is None and not isinstance(cause, Moved):
                 await trio.sleep(RECONNECT_S)  # it dialled us, and does it again
             pause_s = RECONNECT_S / 4
             while not peer.links and not peer.closed:
@@ -373,8 +371,9 @@ class Manager:
                         break  # its machine answers, its process is not there
                 except WireError as error:
                     log.debug("reconnecting %s: %s", peer.peer_id, error)
-                await trio.sleep(pause_s)
-                pause_s = min(2 * pause_s, RECONNECT_MOST_S)
+                with trio.move_on_after(pause_s) as pause:
+                    await self._network_changed.wait()
+                pause_s = min(2 * pause_s, RECONNECT_MOST_S) if pause.cancelled_caught else RECONNECT_S / 4
         if not peer.links:
             peer.end(cause)
 

@@ -16,6 +16,7 @@ from wire.address import Address
 from wire.envelope import OpenedRecord
 from wire.errors import WireError
 from wire.identity import PeerId
+from wire.net.interfaces import NetworkChanged
 from wire.net.peer import Peer
 from wire.path import Path
 from wire.reachability import Finding
@@ -121,6 +122,7 @@ NetEvent = (
     | RecordLearned
     | Listening
     | NotListening
+    | NetworkChanged
     | Complaint
 )
 

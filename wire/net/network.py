@@ -13,7 +13,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -31,18 +31,17 @@ from wire.messages import SeedListAsk, SessionHello, Want
 from wire.net import discovery, exchange
 from wire.net.access import Access
 from wire.net.book import PeerBook
+from wire.net.bound import Listeners
 from wire.net.discovery import Discovery
 from wire.net.features import FEATURES
-from wire.net.interfaces import descriptor_limit, watch_interfaces
+from wire.net.interfaces import NetworkChanged, descriptor_limit, watch_interfaces
 from wire.net.link import Link
 from wire.net.listen import Admission, accept_loop, bind_all, full_house
 from wire.net.manager import Manager
 from wire.net.memory import process_budget
 from wire.net.netevents import (
     Announcer,
-    Listening,
     NetEvent,
-    NotListening,
     PeerConnected,
     PeerLost,
     Traffic,
@@ -50,12 +49,14 @@ from wire.net.netevents import (
 from wire.net.ownrecord import OwnRecord
 from wire.net.peer import Peer
 from wire.net.peerstatus import PeerStatus, peer_status
+from wire.net.publish import Publisher
 from wire.net.relay import RelayOffer
 from wire.net.seedlist import SeedEntry, SeedList
 from wire.net.seeds import SeedState
 from wire.net.services import ChannelHandler, Handler, Service, Services, TensorService, calls
 from wire.net.transport import Listener, TcpTransport, Transport, literal_text
 from wire.net.upgrade import Local
+from wire.net.wanted import Wanted
 from wire.net.watch import Watch
 from wire.pipeinfo import PipeInfo
 
@@ -89,7 +90,6 @@ class Net:
         self.peer_id = identity.peer_id
         self.run = run
         self.limits = limits
-        self.addresses: tuple[Address, ...] = ()
         self.services = Services()
         self._scope = scope
         self._agent = agent
@@ -100,8 +100,11 @@ class Net:
         self._record = OwnRecord(
             identity, run=run, scope=scope, announce=announce, capabilities=capabilities, data_dir=data_dir, limits=limits
         )
+        self._publisher = Publisher(self._publish, lambda: self._record.renew_after_s(rng), limits)
         self._announcer = Announcer()
-        self._listeners: list[Listener] = []
+        self._admission = Admission(limits, scope)
+        self._listeners = Listeners(transport, self._accept_from, self._announcer.emit)
+        self._on_change: list[Callable[[NetworkChanged], None]] = []
         self._nursery: trio.Nursery | None = None
         self.book = PeerBook(self.peer_id, scope, limits)
         local = Local(
@@ -131,6 +134,13 @@ class Net:
         )
         self._watch = Watch(limits, peers=lambda: self.manager.peers.values(), wall_time=wall_time, emit=self._announcer.emit)
         self.counts = self.manager.counts  # what happened how often, by kind
+        self._wanted = Wanted(
+            self.peer_id,
+            limits,
+            connect=lambda peer_id, deadline_s: self.connect(peer_id, deadline_s=deadline_s),
+            present=lambda peer_id: self.peer(peer_id) is not None,
+            rng=rng,
+        )
         self.access = Access(
             identity,
             run,
@@ -147,7 +157,7 @@ class Net:
             manager=lambda: self.manager,
             sent_bytes=lambda: self.traffic().bytes_out,
             emit=self._announcer.emit,
-            changed=self._publish,
+            changed=self._publisher.soon,
         )
         self.discovery = Discovery(
             self.peer_id,
@@ -159,8 +169,9 @@ class Net:
             manager=self.manager,
             transport=transport,
             own_record=self._record,
-            publish=self._publish,
+            publish=self._publisher.soon,
             emit=self._announcer.emit,
+            news=self._wanted.news,
             peers=self.peers,
             counts=self.counts,
             rng=rng,
@@ -175,6 +186,11 @@ class Net:
         return {} if self.discovery.keeper is None else dict(self.discovery.keeper.states)
 
     # -- who is there
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """Where we listen, with real ports."""
+        return self._listeners.addresses
 
     def peers(self) -> tuple[Peer, ...]:
         """Connected peers."""
@@ -218,6 +234,14 @@ class Net:
             return await self.manager.dial([address], expected=address.peer_id, target=str(address), patient=True)
         raise error_for(Code.TIMEOUT, detail=f"{address} not connected within {deadline_s:g} s")
 
+    def want(self, peers: Iterable[PeerId]) -> None:
+        """From now on these are wanted: dialled while they are not connected, with back-off, for ever; see wanted.py."""
+        self._wanted.want(peers)
+
+    def when_network_changes(self, heard: Callable[[NetworkChanged], None]) -> None:
+        """Call `heard` at each change of this machine's addresses, after connections were ended or put to the proof."""
+        self._on_change.append(heard)
+
     # -- what we offer
 
     def serve(self, protocol: str, handler: Handler, *, guest: bool = False) -> None:
@@ -251,25 +275,22 @@ class Net:
     def _start(self, listeners: list[Listener], failures: Sequence[tuple[Address, str]], nursery: trio.Nursery) -> None:
         self._nursery = nursery
         self.manager.start(nursery)
-        admission = Admission(self.limits, self._scope)
-        self._listeners = listeners
-        self.addresses = tuple(listener.address for listener in listeners)
-        for listener in listeners:
-            self._announcer.emit(Listening(listener.address))
-            pause_s = self.limits.accept_error_pause_s
-            nursery.start_soon(accept_loop, listener, admission, self.manager.accept, self.counts, pause_s)
-        for address, why in failures:
-            self._announcer.emit(NotListening(address, why))
+        self._listeners.start(listeners, failures)
         self._seal()
-        nursery.start_soon(self._renew)
         nursery.start_soon(self._watch.run)
+        nursery.start_soon(self._publisher.run)
+        nursery.start_soon(self._wanted.run)
         nursery.start_soon(watch_interfaces, self._transport, self._on_interfaces)
         self.access.start(self.addresses, nursery)
         self.discovery.start(nursery, self.addresses, self.connect)
 
+    def _accept_from(self, listener: Listener) -> None:
+        assert self._nursery is not None
+        pause_s = self.limits.accept_error_pause_s
+        self._nursery.start_soon(accept_loop, listener, self._admission, self.manager.accept, self.counts, pause_s)
+
     async def _stop(self) -> None:
-        for listener in self._listeners:
-            listener.close()
+        self._listeners.close()
         await self.manager.close(grace_s=GOODBYE_S)
         self.discovery.stop()
         self._announcer.close()
@@ -279,24 +300,26 @@ class Net:
     def _seal(self) -> None:
         self._record.seal(self.addresses, self._transport.local_addresses(), self.access.standing)
 
-    async def _renew(self) -> None:
-        while True:
-            await trio.sleep(self._record.renew_after_s(self._rng))
-            self._publish()
-
     def _publish(self) -> None:
         self._seal()
         for peer in self.peers():
             for link in peer.links:
                 link.update_hello(self._hello(link.peer_id, link.guest, link.pipe.info(), link.generation))
 
-    def _on_interfaces(self) -> None:
-        """This machine's addresses changed: what failed says nothing any more, what stands may be dead."""
-        self.manager.backoff.forget_all()
-        self.manager.ping_all()
-        self.discovery.addresses_changed()
-        self.access.addresses_changed()
-        self._publish()
+    def _on_interfaces(self, change: NetworkChanged) -> None:
+        self._announcer.emit(change)
+        self.manager.network_changed(change.gone)
+        self._wanted.network_changed()
+        for heard in self._on_change:
+            heard(change)
+        if self._nursery is not None:
+            self._nursery.start_soon(self._rebind, change)
+
+    async def _rebind(self, change: NetworkChanged) -> None:
+        await self._listeners.follow(change)
+        self.discovery.addresses_changed(self.addresses)
+        self.access.addresses_changed(self.addresses)
+        self._publisher.soon()
 
     def _hello(self, peer_id: PeerId, guest: bool, info: PipeInfo, generation: int | None = None) -> SessionHello:
         return SessionHello(
@@ -320,6 +343,7 @@ class Net:
         self._watch.joined(peer)
         self._on_hello(peer, link.hello)
         self.discovery.on_connected(peer)
+        self._wanted.found(peer.peer_id)
         self._announcer.emit(PeerConnected(peer))
         if self._nursery is not None:
             self._nursery.start_soon(self._exchange.ask, peer)
@@ -333,6 +357,9 @@ class Net:
         self.book.disconnected(peer.peer_id, trio.current_time())
         self.discovery.on_lost(peer)
         assert peer.reason is not None
+        kept = any(state.peer_id == peer.peer_id for state in self.seed_states.values())  # the seed keeper's business
+        missed = peer.used and peer.dialled is not None and not peer.guest and not kept
+        self._wanted.lost(peer.peer_id, peer.reason, missed=missed)
         self._announcer.emit(PeerLost(peer.peer_id, peer.reason))
 
 

@@ -43,7 +43,7 @@ from wire.net.link import Link
 from wire.net.primary import PeerStats, Tally, choose_primary, gauges
 from wire.net.receiver import TensorReceiver
 from wire.net.sender import TensorSender
-from wire.net.services import Services, TensorService
+from wire.net.services import Services, TensorService, housekeeping
 from wire.net.stream import MessageStream
 from wire.net.supervise import announce, serve
 from wire.path import Path
@@ -77,6 +77,7 @@ class Peer:
         self.losses = link.generation  # how often all connections were lost
         self.last = link  # the connection that came last; it may have ended
         self.path = link.pipe.info().path  # of the primary connection; while there is none, of the last one
+        self.used = False  # streams of the application, ours or the peer's, or channels
         self.dialled: Address | None = link.dialled  # where it was reached last
         self.heard: Callable[[Peer, SessionHello], None] = lambda peer, hello: None  # a newer HELLO came
         self.moved: Callable[[Peer, Path], None] = lambda peer, before: None  # its path was another before
@@ -90,8 +91,7 @@ class Peer:
         self._interrupted = interrupted
         self._placed = link  # the primary connection that everybody knows of
         self._final: WireError | None = None  # it is over, whatever the connections say
-        self._gone = trio.Event()
-        self._back = trio.Event()  # a connection stands, or the peer is gone
+        self._gone, self._back = trio.Event(), trio.Event()  # back: a connection stands, or the peer is gone
         self._nursery: trio.Nursery | None = None
         self._channels = Channels(limits, self._later)
         self._lanes: dict[Link, Lanes] = {}
@@ -201,6 +201,7 @@ class Peer:
                 break
             # A millisecond more: a wait that rounding has made as good as zero would be repeated without end.
             await trio.sleep(delay_s + 0.001)
+        self.used = self.used or not housekeeping(protocol)
         number = link.session.open_stream(kind, protocol, cls, meta=meta, now=trio.current_time())
         return (MessageStream if kind is Kind.MESSAGE else ByteStream)(link, number, protocol)
 
@@ -238,6 +239,7 @@ class Peer:
         return min(lanes.usable(), key=lambda link: len(link.ends), default=primary)
 
     def _want_lanes(self) -> None:
+        self.used = True
         for lanes in self._lanes.values():
             lanes.want()
 
@@ -393,6 +395,7 @@ class Peer:
             link.session.refuse(event.stream, Code.PROTOCOL_UNKNOWN)
         else:
             link.session.accept(event.stream)
+            self.used = self.used or not housekeeping(event.protocol)
             stream = (MessageStream if event.kind is Kind.MESSAGE else ByteStream)(link, event.stream, event.protocol)
             stream.meta = event.meta
             self._nursery.start_soon(serve, self, service, stream, self._counts)

@@ -30,6 +30,13 @@ ChannelHandler = Callable[["Peer", bytes], Awaitable[None]]
 
 
 LANES = "lane/1"  # one LaneAsk and no answer; every node offers it
+EXCHANGE = "px/1"  # see exchange.py
+
+
+def housekeeping(protocol: str) -> bool:
+    """Whether every two nodes that meet speak it, so that it says nothing about their need of each other."""
+    return protocol in (LANES, EXCHANGE)
+
 
 
 @dataclass(frozen=True, slots=True)

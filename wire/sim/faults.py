@@ -15,6 +15,7 @@ from wire.sim.link import Bottleneck
 
 if TYPE_CHECKING:
     from wire.sim.host import Host
+    from wire.sim.nat import Nat
     from wire.sim.pipe import SimPipe
 
 
@@ -87,6 +88,13 @@ class Faults:
         """It moves: packets of old connections, both ways, go nowhere, and `local_addresses` shows the new ones."""
         self._fault("change_address", host.name, *new)
         host.addresses = new
+
+    def change_outside(self, nat: Nat, address: str) -> None:
+        """The router gets another outside address and forgets its mappings; the house notices nothing, not even by a reset."""
+        self._fault("change_outside", nat.address, address)
+        nat.address = address
+        nat.routers = ()
+        nat.install(self.rng)
 
     def slow(self, host: Host, bps: float) -> None:
         """Its line carries this much from now on, each way; 0 for unlimited."""

@@ -442,7 +442,8 @@ async def test_a_change_of_the_machines_addresses_is_noticed(pair: Pair, autojum
     a.manager.backoff.failed(Address("10.0.0.7", 1), SILENT, trio.current_time())
     before = next(record.statement.seq for record in b.known())
     assert peer.rtt_s is not None
-    a._transport.host = "10.0.0.77"  # type: ignore[attr-defined]
+    had = a._transport.local_addresses()
+    a._transport.local_addresses = lambda: (*had, "10.0.0.77")  # type: ignore[method-assign]
     await trio.sleep(10)
     assert len(a.manager.backoff) == 0
     assert next(record.statement.seq for record in b.known()) > before

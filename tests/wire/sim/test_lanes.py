@@ -157,7 +157,7 @@ async def test_a_process_that_is_gone_is_lost_at_once(autojump_clock: Clock) -> 
     """Its machine answers and refuses: nothing is waited for."""
     async with swarm(4) as s:
         await trio.sleep(2)
-        for listener in s.b._listeners:
+        for listener in s.b._listeners.bound:
             listener.close()
         for pipe in list(s.hosts[1].connections.values()):
             s.net.reset(pipe)
