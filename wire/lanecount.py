@@ -23,6 +23,7 @@ from __future__ import annotations
 from enum import Enum
 
 from wire.limits import Limits
+from wire.path import DIRECT, Path, PathKind
 
 
 class Phase(Enum):
@@ -39,10 +40,11 @@ class Phase(Enum):
 class LaneCount:
     """`sample` a few times a second while a channel exists; `target` is how many lanes there should be."""
 
-    def __init__(self, limits: Limits, *, congestion: str, same_machine: bool, relayed: bool = False) -> None:
-        """`relayed`: one bulk connection beside the control connection, and never another: the relay's rate is shared by pair."""
+    def __init__(self, limits: Limits, *, congestion: str, same_machine: bool, path: Path = DIRECT) -> None:
+        """A relayed pair has one bulk connection and never another: the relay's rate is shared by pair.  A punched one has none: its
+        routers have one hole."""
         self._limits = limits
-        most = min(1, limits.lanes_max) if relayed else limits.lanes_max
+        most = {PathKind.DIRECT: limits.lanes_max, PathKind.RELAYED: min(1, limits.lanes_max), PathKind.PUNCHED: 0}[path.kind]
         start = limits.lanes_start_bbr if congestion.startswith("bbr") else limits.lanes_start
         self.target = 0 if same_machine else min(start, most)
         self._most = 0 if same_machine else most

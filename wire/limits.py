@@ -220,6 +220,20 @@ class Limits:
     reach_total_per_min: float = 60.0
     reach_ask_s: float = 15.0  # padding, delay, dial and answer
 
+    access_settles_s: float = 2.0  # a verdict that changes within this is not told
+
+    # Hole punching
+    punch_candidates_max: int = 8
+    punch_tries: int = 3
+    punch_pause_s: float = 1.0  # between them; the third is over within 20 s
+    punch_again_s: float = 300.0
+    punch_look_s: float = 5.0  # what spoke against it may have changed
+    punch_reverse_s: float = 3.0  # for the caller's own addresses
+    punch_talk_s: float = 5.0  # two round trips through a relay
+    punch_dial_s: float = 4.0  # the kernel repeats its SYN after 1 s and 3 s
+    punch_retry_s: float = 3.0  # after a refusal
+    punches_at_once: int = 16
+
     # Relay
     relays_held: int = 2  # as many vouchers as a record has room for
     relay_reservations_max: int = 128  # each a connection that is kept; a quarter of all inbound ones

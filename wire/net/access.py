@@ -21,13 +21,15 @@ import trio
 from wire.address import Address, Scope
 from wire.identity import Identity, PeerId
 from wire.limits import Limits
+from wire.net import punch, reach
 from wire.net.book import PeerBook
 from wire.net.circuits import OPENED, Circuits
 from wire.net.manager import Manager
-from wire.net.netevents import NetEvent, ReachChanged
+from wire.net.netevents import AccessChanged, NetEvent, ReachChanged
 from wire.net.ownrecord import Standing
 from wire.net.peer import Peer
-from wire.net.reach import GREETING, ReachService
+from wire.net.punch import PunchService
+from wire.net.reach import ReachService
 from wire.net.relay import RelayOffer, RelayService
 from wire.net.relays import RelayKeeper
 from wire.net.services import Service, Services
@@ -70,7 +72,7 @@ class Access:
         self.relay = RelayService(identity, run, boot_id, limits, offer, peer=self._peer, sent_bytes=sent_bytes, counts=counts)
         self.relays = RelayKeeper(
             limits,
-            wanted=lambda: bool(self.listening) and not self.public,
+            wanted=lambda: run is not None and not self.public,
             records=book.records,
             connect=self._to_relay,
             rtt_s=lambda peer_id: None if (peer := self._peer(peer_id)) is None else peer.rtt_s,
@@ -94,6 +96,22 @@ class Access:
             changed=self._found,
             rng=rng,
         )
+        self.punch = PunchService(
+            self._own,
+            limits,
+            scope,
+            transport,
+            finding=lambda: self.reach.finding,
+            listening=lambda: self.listening,
+            record=lambda peer_id: None if (entry := book.get(peer_id)) is None or entry.record is None else entry.record.record,
+            addresses=book.addresses,
+            peers=lambda: [peer for peer in manager().peers.values() if not peer.closed],
+            dial=lambda addresses, who: manager().dial(addresses, expected=who, target=str(who)),
+            authenticate=lambda pipe, initiator, who: manager().authenticate(pipe, initiator, who),
+            adopt=lambda link: manager().adopt(link),
+            emit=emit,
+        )
+        self.punch.serve(services)
         self.reach.serve(services)
         services.add(OPENED, Service(self.circuits.take, guest=True))
         self.relay.serve(services)
@@ -131,9 +149,11 @@ class Access:
         """Works from now on until the nursery ends."""
         self.listening = listening
         self.reach.listening(listening)
-        self._manager().greetings[GREETING] = self.reach.greeted
         if self._scope is Scope.INTERNET:
+            self._manager().greetings |= {reach.GREETING: self.reach.greeted, punch.GREETING: self.punch.greeted}
             nursery.start_soon(self.reach.run)
+            nursery.start_soon(self.punch.run)
+            nursery.start_soon(self._watch)
         nursery.start_soon(self.relays.run)
         nursery.start_soon(self.relay.run)
 
@@ -146,10 +166,37 @@ class Access:
         """This machine's interfaces are others."""
         self.listening = listening
         self.reach.listening(self.listening)
+        self.punch.changed()
 
     def gauges(self) -> dict[str, int]:
         """What is held for others, or by others for us; all 0 in a node without peers."""
-        return {**self.relay.gauges(), **self.reach.gauges(), "places": len(self.relays.places)}
+        return {**self.relay.gauges(), **self.reach.gauges(), **self.punch.gauges(), "places": len(self.relays.places)}
+
+    @property
+    def verdict(self) -> AccessChanged:
+        """How others reach this node, and why not better."""
+        finding, places = self.reach.finding, self.relays.places
+        if self.public:
+            return AccessChanged("direct", finding.reason)
+        if places:
+            through = ", ".join(place.relay.short for place in places)
+            return AccessChanged("relayed", f"{finding.reason}; others come through {through}")
+        if finding.state is Reach.UNKNOWN:
+            return AccessChanged("unknown", finding.reason)
+        refusals = "; ".join(f"{peer_id.short}: {error}" for peer_id, error in self.relays.refusals.items())
+        relays = f"no relay took it ({refusals})" if refusals else "no relay is known: a node of the run that others can dial is one"
+        return AccessChanged("unreachable", f"{finding.reason}; {relays}; connections that this node makes itself work")
+
+    async def _watch(self) -> None:
+        """Tell of the verdict when it has stood for a moment."""
+        told = before = ""
+        while True:
+            await trio.sleep(self._limits.access_settles_s)
+            verdict = self.verdict
+            if verdict.verdict == before and verdict.verdict not in (told, "unknown"):
+                told = verdict.verdict
+                self._emit(verdict)
+            before = verdict.verdict
 
     # -- what the parts need
 

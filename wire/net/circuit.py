@@ -11,13 +11,14 @@ It takes a copy of at most 64 KiB, and only when what it took before was sealed,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import trio
 
 from wire.errors import WireError
 from wire.identity import PeerId
 from wire.net.bytestream import ByteStream
-from wire.path import relayed_via
+from wire.path import Path, relayed_via
 from wire.pipeinfo import PipeInfo
 
 
@@ -35,6 +36,9 @@ class CircuitPipe:
 
     def info(self) -> PipeInfo:
         return self._info
+
+    def runs(self, path: Path) -> None:
+        self._info = replace(self._info, path=path)
 
     async def wait_closed(self) -> None:
         """Until `close` or `abort` was called."""

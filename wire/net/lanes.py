@@ -61,7 +61,7 @@ class Lanes:
         self.refused = 0  # tries that failed, each within `lane_retry_s` of the one before
         info = control.pipe.info()
         self._limits = limits
-        self._count = LaneCount(limits, congestion=info.congestion, same_machine=info.same_machine, relayed=info.relay is not None)
+        self._count = LaneCount(limits, congestion=info.congestion, same_machine=info.same_machine, path=info.path)
         self._dial = dial
         self._run = run
         self._changed = changed

@@ -266,6 +266,10 @@ class Manager:
             pipe = await dial_from(self._transport, address, self._local_port(address, expected, seed))
         return await upgrade(pipe, self._local, initiator=True, expected=expected)
 
+    async def authenticate(self, pipe: Pipe, initiator: bool, expected: PeerId) -> Link:
+        """The handshake over a pipe that somebody else has made.  Raises what refuses it; the pipe is closed then."""
+        return await upgrade(pipe, self._local, initiator=initiator, expected=expected)
+
     # -- who stays
 
     async def adopt(self, link: Link) -> Peer:

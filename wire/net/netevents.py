@@ -111,11 +111,30 @@ class ReachChanged:
     finding: Finding
 
 
+@dataclass(frozen=True, slots=True)
+class Punched:
+    """What came of trying to reach a relayed peer directly.  `why` it failed, "" if it did not; said again only if it is another."""
+
+    peer_id: PeerId
+    why: str
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AccessChanged:
+    """How others reach this node now: `direct`, `relayed`, `unreachable` or not known yet, and why, in words for its owner."""
+
+    verdict: str
+    reason: str
+
+
 NetEvent = (
     PeerConnected
     | PeerLost
     | PathChanged
     | ReachChanged
+    | Punched
+    | AccessChanged
     | ClockOff
     | SeedStateChanged
     | NoSeedReachable

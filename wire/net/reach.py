@@ -271,7 +271,7 @@ class ReachService:
         """An inbound pipe that began with `PLR1`."""
         try:
             with trio.move_on_after(PIPE_S):
-                request = await _exactly(pipe, 1 + NONCE_BYTES)
+                request = await exactly(pipe, 1 + NONCE_BYTES)
                 what, nonce = request[:1], request[1:]
                 if what == DIAL_BACK and nonce in self._under_way:
                     await send_all(pipe, DIAL_BACK)
@@ -284,7 +284,7 @@ class ReachService:
             pipe.close()
 
 
-async def _exactly(pipe: Pipe, count: int) -> bytes:
+async def exactly(pipe: Pipe, count: int) -> bytes:
     """So many bytes, fewer at the end of the peer's data."""
     buffer = memoryview(bytearray(count))
     filled = 0

@@ -35,6 +35,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Protocol
 
 import trio
@@ -93,6 +94,10 @@ class Pipe(Protocol):
         ...
 
     def info(self) -> PipeInfo: ...
+
+    def runs(self, path: Path) -> None:
+        """Whoever made the pipe knows which way it runs: from now on `info` says so."""
+        ...
 
 
 class Listener(Protocol):
@@ -194,6 +199,9 @@ class TcpPipe:
 
     def info(self) -> PipeInfo:
         return self._info
+
+    def runs(self, path: Path) -> None:
+        self._info = replace(self._info, path=path)
 
     def _broken(self, error: OSError) -> Exception:
         if self._closed or error.errno == errno.EBADF:

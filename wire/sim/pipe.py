@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from wire.path import DIRECT, Path
 from wire.pipeinfo import PipeInfo
 from wire.sim.flow import UNSENT_BYTES, UNSENT_MOST_BYTES, UNSENT_S, Flow
 from wire.sim.nat import Nat, Place
@@ -43,13 +44,17 @@ class SimPipe:
         self.gone = False  # the kernel knows it no longer
         self.error: OSError | None = None
         self.read_bytes = 0
+        self._path = DIRECT
         self._chunks: deque[memoryview] = deque()
         self._ended = False
         self._reader: trio.lowlevel.Task | None = None
         self._writer: trio.lowlevel.Task | None = None
 
     def info(self) -> PipeInfo:
-        return PipeInfo("sim", self.local, self.remote, self.host.congestion)
+        return PipeInfo("sim", self.local, self.remote, self.host.congestion, self._path)
+
+    def runs(self, path: Path) -> None:
+        self._path = path
 
     # -- the program's side
 
