@@ -24,6 +24,7 @@ from wire.limits import DEFAULT_LIMITS
 LIMITS = replace(
     DEFAULT_LIMITS,
     message_max_bytes=4096,
+    seed_list_max_bytes=4096,
     envelope_max_bytes=4096,
     hello_frame_max_bytes=4096,
     open_meta_max_bytes=1024,
