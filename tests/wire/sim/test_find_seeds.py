@@ -105,6 +105,8 @@ def test_find_3_every_seed_silent_at_start_and_one_back_after_a_minute(tmp_path:
                 await until(lambda: len(back.peers()) == 2, 60)
                 await until(lambda: other.peer_id in known(one) or one.peer_id in known(other), 2)  # whoever came last
                 first, second = (one, other) if other.peer_id in known(one) else (other, one)
+                # Its addresses stand in its record as soon as others have reached it there.
+                await until(lambda: first.book.addresses(second.peer_id), 20)
                 between = await first.connect(second.peer_id)
             net.cut(places[1])
             await trio.sleep(120)

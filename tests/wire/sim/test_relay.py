@@ -121,7 +121,9 @@ async def test_two_houses_talk_through_a_relay(autojump_clock: Clock) -> None:
         await until(lambda: not t.relays[0].gauges()["relay_circuits_bulk"])
 
 
-async def send_all(town: Town, peer: Peer, back: Peer, count: int, between: Callable[[int], None] = lambda n: None, name: bytes = b"x") -> None:
+async def send_all(
+    town: Town, peer: Peer, back: Peer, count: int, between: Callable[[int], None] = lambda n: None, name: bytes = b"x"
+) -> None:
     sender, receiver = peer.sender("t", name), back.receiver("t", name, lambda key: EXPECTED)
     data = [random.Random(n).randbytes(SIZE) for n in range(count)]
     got: dict[int, bytes] = {}
