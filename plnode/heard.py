@@ -7,6 +7,7 @@ from collections.abc import Callable
 from plnode.observe import events as e
 from wire.identity import PeerId
 from wire.net import (
+    AccessChanged,
     ClockOff,
     Complaint,
     NetEvent,
@@ -16,8 +17,11 @@ from wire.net import (
     PathChanged,
     PeerConnected,
     PeerLost,
+    Punched,
     SeedStateChanged,
 )
+
+_ACCESS = {"direct": "directly", "relayed": "through relays", "unreachable": "not at all", "unknown": "in a way not known yet"}
 
 
 def told(event: NetEvent, stage_of: Callable[[PeerId], int | None]) -> e.Event | None:
@@ -39,6 +43,10 @@ def told(event: NetEvent, stage_of: Callable[[PeerId], int | None]) -> e.Event |
                 f"this machine's clock is {abs(offset_s):.1f} s {behind} those of {peers} peers (median): "
                 "set it, best by NTP, before records that it signs look expired to others"
             )
+        case AccessChanged(verdict, reason):
+            return e.Notice(f"others reach this node {_ACCESS[verdict]}: {reason}")
+        case Punched(peer_id, why, _) if why:
+            return e.Notice(f"{peer_id.short} stays relayed: {why}")
         case NotListening(address, why):
             return e.Notice(f"not listening on {address}: {why}")
         case NetworkChanged(added, gone):

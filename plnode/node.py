@@ -25,7 +25,7 @@ from plnode.peerlines import peer_line
 from plnode.settings import Settings
 from plnode.swarm.claims import NodeState
 from wire.identity import Identity, PeerId
-from wire.net import BindFailed, Net, NetEvent, SeedList, SeedListError, open_net
+from wire.net import BindFailed, Net, NetEvent, RelayOffer, SeedList, SeedListError, open_net
 from wire.net.perf import serve_perf
 
 if TYPE_CHECKING:
@@ -64,11 +64,11 @@ async def run_node(settings: Settings, signed: SignedManifest, identity: Identit
     return outcome
 
 
-async def run_seed(settings: Settings, identity: Identity, recorder: Recorder) -> Outcome:
-    """Introduce peers of any run, until cancelled.  Raises BadInput as `run_node`."""
+async def run_seed(settings: Settings, identity: Identity, recorder: Recorder, run: bytes | None = None) -> Outcome:
+    """Introduce peers of any run, or of one and relay for its members, until cancelled.  Raises BadInput as `run_node`."""
     settings.data_dir.mkdir(parents=True, exist_ok=True)
-    seeds = _seeds(settings, settings.owner, None)
-    async with _network(settings, identity, recorder, run=None, seeds=seeds) as (net, events, watch):
+    seeds = _seeds(settings, settings.owner, run)
+    async with _network(settings, identity, recorder, run=run, seeds=seeds) as (net, events, watch):
         recorder.emit(e.NodeStarted(str(net.peer_id), settings.name, tuple(str(a) for a in net.addresses), "none", 0))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_report, recorder, lambda: _seed_status(net, settings, watch))
@@ -97,8 +97,16 @@ async def _network(
     recorder.add(metrics)
     trio.lowlevel.add_instrument(watch)
     try:
+        offer = RelayOffer(settings.relay, settings.relay_rate)
         async with open_net(
-            identity, run=run, listen=settings.listen, scope=settings.scope, seeds=seeds, data_dir=settings.data_dir
+            identity,
+            run=run,
+            listen=settings.listen,
+            scope=settings.scope,
+            seeds=seeds,
+            data_dir=settings.data_dir,
+            announce=settings.announce,
+            relay=offer,
         ) as net, trio.open_nursery() as nursery:
             await nursery.start(serve_status, settings.status_socket, status, metrics.text)
             yield net, net.events(), watch
@@ -143,6 +151,8 @@ def _node_status(node: Participant, net: Net, settings: Settings, watch: LoopWat
         peers=_peers(node, net),
         loop_blocked_p99_ms=watch.take().p99_ms,
         eta_s=node.progress.eta_s,
+        access=net.access.verdict.verdict,
+        access_reason=net.access.verdict.reason,
     )
 
 
@@ -153,7 +163,8 @@ def _seed_status(net: Net, settings: Settings, watch: LoopWatch) -> e.NodeStatus
         steps=0, loss=None, tokens_per_s=0.0, bytes_in=traffic.bytes_in, bytes_out=traffic.bytes_out, queue=0, in_flight=0, credits=0,
         kept_graphs=0, recomputed=0, lost_microbatches=0, boundary_bytes={}, boundary_tokens=0,
         peers=tuple(peer_line(status, None) for status in net.status()),
-        loop_blocked_p99_ms=watch.take().p99_ms, eta_s=None,
+        loop_blocked_p99_ms=watch.take().p99_ms, eta_s=None, access=net.access.verdict.verdict,
+        access_reason=net.access.verdict.reason,
     )  # fmt: skip
 
 

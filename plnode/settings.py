@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from plnode.exits import BadInput
 from plnode.typed_toml import Bounds, Doc, KeyProblem, OneOf, Refusal, Text, read_table, schema
-from wire.address import Address, Scope
+from wire.address import Address, Advertised, Scope
 from wire.identity import PeerId
 
 __all__ = ["ENVIRONMENT_PREFIX", "Settings", "SettingsError", "load_settings", "parse_size"]
@@ -48,6 +48,12 @@ class Settings:
     """Whose signed seed lists a seed follows; a node that joins has it from the manifest."""
     scope: Scope
     """How far this node's addresses are good for: internet, lan, or host (one machine)."""
+    announce: tuple[Address, ...]
+    """Addresses to tell others as this node's, beside those that others have reached: for a router that forwards another port."""
+    relay: bool
+    """Whether to forward for others that cannot be dialled, where this node can be."""
+    relay_rate: int | None
+    """Bytes per second for that, 0 for signalling only; None: a quarter of what the line has been seen to send."""
     device: str
     """"cpu" or "cuda"."""
     threads: int
@@ -75,6 +81,9 @@ class _Keys:
     seeds: Annotated[str | None, Text(1, 4096), Doc("Seeds: entries, files and URLs, separated by commas.")] = None
     owner: Annotated[str | None, Text(52, 52), Doc("Id of the run's owner, whose signed seed lists count.")] = None
     scope: Annotated[str | None, OneOf(("internet", "lan", "host")), Doc("Reach of this node's addresses.")] = None
+    announce: Annotated[str | None, Text(1, 1024), Doc("Addresses to tell others, separated by commas.")] = None
+    relay: Annotated[str | None, OneOf(("on", "off")), Doc("Forward for nodes that cannot be dialled.")] = None
+    relay_rate: Annotated[str | None, Text(1, 32), Doc('Bytes a second for that, e.g. "2MB"; "0B": signalling only.')] = None
     device: Annotated[str | None, OneOf(("cpu", "cuda")), Doc("Where the stage computes.")] = None
     threads: Annotated[int | None, Bounds(1, 1024), Doc("Threads of the device.")] = None
     memory: Annotated[str | None, Text(1, 32), Doc('Memory for the stage, e.g. "6GiB".')] = None
@@ -124,12 +133,24 @@ def _settings(keys: dict[str, Any], origin: dict[str, str], default_listen: str)
 
     if "data" not in keys:
         raise SettingsError("data", "a folder for this node's key and snapshots", "nothing", "Give --data DIR (or PLNODE_DATA).")
-    listen = []
-    for text in str(keys.get("listen", default_listen)).split(","):
-        try:
-            listen.append(Address.parse(text.strip()))
-        except ValueError as bad:
-            raise problem("listen", "host:port or /ip4/A/tcp/PORT, separated by commas", str(bad)) from None
+    scope = Scope(keys.get("scope", "internet"))
+    places: dict[str, list[Address]] = {"listen": [], "announce": []}
+    for key, default in (("listen", default_listen), ("announce", "")):
+        for text in str(keys.get(key, default)).split(","):
+            if not text.strip() and key == "announce":
+                continue
+            try:
+                places[key].append(Address.parse(text.strip()))
+                if key == "announce":
+                    Advertised(places[key][-1], scope)
+            except ValueError as bad:
+                raise problem(key, "host:port or /ip4/A/tcp/PORT, separated by commas", str(bad)) from None
+    relay_rate = None
+    if "relay_rate" in keys:
+        text = str(keys["relay_rate"])
+        relay_rate = 0 if text.strip().rstrip("Bb ") == "0" else parse_size(text)
+        if relay_rate is None:
+            raise problem("relay_rate", 'bytes a second such as "2MB", or "0B"')
     owner = None
     if "owner" in keys:
         try:
@@ -142,10 +163,13 @@ def _settings(keys: dict[str, Any], origin: dict[str, str], default_listen: str)
     return Settings(
         name=keys.get("name", platform.node()[:32] or "node"),
         data_dir=Path(keys["data"]).absolute(),
-        listen=tuple(listen),
+        listen=tuple(places["listen"]),
+        announce=tuple(places["announce"]),
+        relay=keys.get("relay", "on") == "on",
+        relay_rate=relay_rate,
         seeds=tuple(_place(word.strip()) for word in str(keys.get("seeds", "")).split(",") if word.strip()),
         owner=owner,
-        scope=Scope(keys.get("scope", "internet")),
+        scope=scope,
         device=keys.get("device", "cpu"),
         threads=keys.get("threads", 1),
         memory_bytes=memory,

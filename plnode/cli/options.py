@@ -16,7 +16,7 @@ __all__ = ["checked_seeds", "node_options", "settings_from"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_KEYS = ("name", "data", "listen", "seeds", "scope", "device", "threads", "memory", "log_level")
+_KEYS = ("name", "data", "listen", "seeds", "scope", "announce", "relay", "relay_rate", "device", "threads", "memory", "log_level")
 
 
 def node_options(*, computes: bool) -> Callable[[F], F]:
@@ -26,6 +26,9 @@ def node_options(*, computes: bool) -> Callable[[F], F]:
         click.option("--listen", metavar="ADDR", help="Addresses to listen on: host:port or /ip4/A/tcp/P, separated by commas."),
         click.option("--seeds", metavar="WHERE", help="Seeds: host:port or ID@host:port, files and http(s) URLs of them, by commas."),
         click.option("--scope", type=click.Choice(["internet", "lan", "host"]), help="How far this node's addresses reach."),
+        click.option("--announce", metavar="ADDR", help="Addresses to tell others: for a router that forwards another port to this one."),
+        click.option("--relay", type=click.Choice(["on", "off"]), help="Forward for nodes that cannot be dialled (default: on)."),
+        click.option("--relay-rate", metavar="SIZE", help="Bytes a second for that (default: a quarter of the line)."),
         click.option("--name", metavar="NAME", help="Name shown to others (default: the host's)."),
         *_compute_options(computes),
         click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="What stderr shows."),

@@ -63,6 +63,8 @@ def describe(document: dict[str, Any], width: int | None = None) -> list[str]:
         lines.append("  starting: no status yet")
     else:
         lines += _work(status, stage)
+        if status["access"]:
+            lines.append(f"  others reach it: {status['access']}" + (f" ({status['access_reason']})" if status["access_reason"] else ""))
         if document["age_s"] is not None and document["age_s"] > _STALE_S:
             lines.append(f"  these figures are {document['age_s']:.0f} s old: the node may be busy or stuck")
     for cause in document["waiting"]:

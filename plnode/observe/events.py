@@ -289,6 +289,10 @@ class NodeStatus(Event):
     peers: tuple[PeerLine, ...]
     loop_blocked_p99_ms: float
     eta_s: float | None
+    access: str = ""
+    """How others reach this node: "direct", "relayed", "unreachable", or "unknown" for a while after the start."""
+    access_reason: str = ""
+    """Why, and what would help, for its owner."""
 
 
 KINDS: dict[str, type[Event]] = {cls.__name__: cls for cls in Event.__subclasses__()}

@@ -7,6 +7,7 @@ from wire.net.dial import DialFailed
 from wire.net.interfaces import NetworkChanged
 from wire.net.listen import BindFailed
 from wire.net.netevents import (
+    AccessChanged,
     ClockOff,
     Complaint,
     Listening,
@@ -16,6 +17,8 @@ from wire.net.netevents import (
     PathChanged,
     PeerConnected,
     PeerLost,
+    Punched,
+    ReachChanged,
     RecordLearned,
     SeedStateChanged,
     Traffic,
@@ -26,6 +29,7 @@ from wire.net.peerstatus import ConnectionStatus, PeerStatus, peer_status
 from wire.net.primary import PeerStats
 from wire.net.ready import ReadyBytes
 from wire.net.receiver import Dropped, Received, TensorReceiver
+from wire.net.relay import RelayOffer
 from wire.net.seedlist import SeedEntry, SeedList, SeedListError
 from wire.net.seeds import SeedState, SeedStatus
 from wire.net.sender import TensorSender
@@ -38,6 +42,7 @@ from wire.pipeinfo import PipeInfo
 __all__ = [
     "DIRECT",
     "PUNCHED",
+    "AccessChanged",
     "BindFailed",
     "ByteStream",
     "Cause",
@@ -66,9 +71,12 @@ __all__ = [
     "PeerStatus",
     "Pipe",
     "PipeInfo",
+    "Punched",
+    "ReachChanged",
     "ReadyBytes",
     "Received",
     "RecordLearned",
+    "RelayOffer",
     "SeedEntry",
     "SeedList",
     "SeedListError",
