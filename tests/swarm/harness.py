@@ -121,8 +121,9 @@ class Swarm:
 
     def _settings(self, name: str, seeds: Path | None) -> Settings:
         return Settings(
-            name=name, data_dir=self.root / name, listen=(Address.parse("127.0.0.1:0"),), seeds=seeds, scope=Scope.HOST, device="cpu",
-            threads=1, memory_bytes=1 << 30, log_level="info",
+            name=name, data_dir=self.root / name, listen=(Address.parse("127.0.0.1:0"),),
+            seeds=() if seeds is None else (str(seeds),), owner=None, scope=Scope.HOST, announce=(), relay=True, relay_rate=None,
+            device="cpu", threads=1, memory_bytes=1 << 30, log_level="info",
         )  # fmt: skip
 
     def weights(self) -> dict[str, list[torch.Tensor]]:

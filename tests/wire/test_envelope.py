@@ -69,9 +69,9 @@ def test_the_table_is_the_published_one() -> None:
         "plw/reach/1": (hour, True),
     }
     assert [name for name, rules in DOMAINS.items() if rules.runless] == ["plw/manifest/1"]
-    assert {rules.max_bytes for name, rules in DOMAINS.items() if name not in (PEER, "plw/voucher/1")} == {65_536}
+    assert {rules.max_bytes for name, rules in DOMAINS.items() if name not in (PEER, "plw/voucher/1", "plw/reach/1")} == {65_536}
     assert DOMAINS[PEER].max_bytes == 2048
-    assert DOMAINS["plw/voucher/1"].max_bytes == 512
+    assert DOMAINS["plw/voucher/1"].max_bytes == 512 and DOMAINS["plw/reach/1"].max_bytes == 1024
 
 
 def test_the_form_is_the_published_one() -> None:
