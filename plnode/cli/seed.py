@@ -36,5 +36,5 @@ def command(as_json: bool, **flags: Any) -> int:
         from plnode.node import run_seed
 
         return run_until_signal(
-            lambda: run_seed(settings, identity, recorder), lambda reason: recorder.emit(NodeStopped(reason))
+            lambda: run_seed(settings, identity, recorder), lambda reason: recorder.emit(NodeStopped(reason)), leaves=True
         )
