@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import trio
 
 from plnode.exits import BadInput, ExitCode, Outcome
 from plnode.heard import told
+from plnode.lastword import LastWord
 from plnode.manifest import SignedManifest
+from plnode.memory import PROCESS_LEAST_BYTES, room_for_stage, system_limit
 from plnode.observe import events as e
 from plnode.observe.loopwatch import LoopWatch
 from plnode.observe.metrics import Metrics
@@ -37,9 +40,21 @@ STATUS_EVERY_S = 1.0
 async def run_node(settings: Settings, signed: SignedManifest, identity: Identity, recorder: Recorder) -> Outcome:
     """Take part in the run `signed` until it is complete or this node cannot go on.
 
-    Raises BadInput for what the user has to mend (a busy port, a seed list, another installation).  A cancel says goodbye.
+    Raises BadInput for what the user has to mend (a busy port, a seed list, another installation).  A cancel says goodbye.  A
+    machine or container into which no stage fits is refused before anything is allocated.
     """
+    limit = system_limit()
+    if limit is not None and limit < PROCESS_LEAST_BYTES:  # before torch: it would not even load
+        least, has = PROCESS_LEAST_BYTES >> 20, limit >> 20
+        return Outcome(ExitCode.NO_MEMORY, f"the container's memory limit is {has} MiB; without a stage a node takes {least} MiB: raise it")
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    last_word = LastWord(settings.data_dir)
+    if (silent_end := last_word.left_behind()) is not None:
+        recorder.emit(e.Notice(silent_end))
+    last_word.begin(limit_bytes=limit)
+    recorder.add(last_word)
     from plnode.participant import Participant  # brings torch, which a seed does not need
+    from plnode.plan import plan_run
     from plnode.workload.lm import JobError, LanguageModel
 
     try:
@@ -47,6 +62,12 @@ async def run_node(settings: Settings, signed: SignedManifest, identity: Identit
     except JobError as wrong:
         remedy = "Install the version that the owner of the run uses."
         raise BadInput(f"this installation cannot take part: {wrong}", remedy) from None
+    room = room_for_stage(settings.memory_bytes, limit_bytes=limit)
+    if (refusal := room.refusal(plan.least_bytes for plan in plan_run(signed.manifest).stages)) is not None:
+        return Outcome(ExitCode.NO_MEMORY, refusal)
+    if (warning := room.warning()) is not None:
+        recorder.emit(e.Notice(warning))
+    settings = replace(settings, memory_bytes=room.stage_bytes)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     seeds = _seeds(settings, signed.owner, signed.run_id)
     async with _network(settings, identity, recorder, run=signed.run_id, seeds=seeds) as (net, events, watch):

@@ -10,13 +10,14 @@ traceback, an interrupt is quiet, anything else is our fault and keeps its trace
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
 
 import click
 
-from plnode.exits import BadInput, ExitCode
+from plnode.exits import BadInput, ExitCode, explain
 from wire.identity import KeyFileError
 
 __all__ = ["main", "program"]
@@ -30,6 +31,7 @@ _COMMANDS = {
     "bench": "Measure the line to another member of a run.",
     "demo": "Train a whole swarm on this machine, end to end.",
     "identity": "Show or make this node's identity.",
+    "exits": "Explain exit codes.",
 }
 
 
@@ -67,12 +69,13 @@ def program() -> None:
       plnode join --seeds seeds.txt --manifest run.signed --data my-data
     \b
     Exit codes: 0 done, 1 fault of this program, 2 wrong input, 3 a node died, 4 refused by the swarm, 5 no progress, 6 out of
-    memory, 7 diverged, 130 interrupted, 143 terminated. A restart helps after 1, 3 and 5.
+    memory, 7 diverged, 130 interrupted, 143 terminated. A restart helps after 1, 3 and 5. More: plnode exits
     """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the program and returns its exit code."""
+    _end_by_sigterm()
     try:
         result = program.main(args=arguments, prog_name="plnode", standalone_mode=False)
     except click.exceptions.Abort:
@@ -88,7 +91,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output went away (`plnode run show | head`): not worth a word; Python must not try to flush again.
         sys.stderr.close()
         return 128 + signal.SIGPIPE
-    return int(result) if isinstance(result, int) else ExitCode.OK
+    code = int(result) if isinstance(result, int) else ExitCode.OK
+    if code not in (ExitCode.OK, ExitCode.INTERRUPTED, ExitCode.TERMINATED):
+        click.echo(f"plnode: exit code {explain(code)}", err=True)
+    return code
+
+
+def _end_by_sigterm() -> None:
+    """As process 1 of a container a program without a handler does not see SIGTERM at all (pid_namespaces(7)): Docker would wait
+    for its ten seconds and kill.  This one serves until `run_until_signal` has something to leave."""
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
 
 
 def _complain(problem: BaseException) -> int:

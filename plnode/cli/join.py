@@ -45,5 +45,5 @@ def command(manifest_file: Path, as_json: bool, **flags: Any) -> int:
         from plnode.node import run_node  # torch: only once everything that the user gave is in order
 
         return run_until_signal(
-            lambda: run_node(settings, signed, identity, recorder), lambda reason: recorder.emit(NodeStopped(reason))
+            lambda: run_node(settings, signed, identity, recorder), lambda reason: recorder.emit(NodeStopped(reason)), leaves=True
         )

@@ -44,5 +44,5 @@ def command(as_json: bool, manifest_file: Path | None, **flags: Any) -> int:
         from plnode.node import run_seed
 
         return run_until_signal(
-            lambda: run_seed(settings, identity, recorder, run), lambda reason: recorder.emit(NodeStopped(reason))
+            lambda: run_seed(settings, identity, recorder, run), lambda reason: recorder.emit(NodeStopped(reason)), leaves=True
         )

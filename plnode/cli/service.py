@@ -2,8 +2,9 @@
 
 How `seed`, `join` and `demo` end, in order of politeness:
 
-1. SIGTERM or SIGINT: the program's task is cancelled and gets `PATIENCE_S` to say goodbye; the exit code is 128 + signal.
-2. A second signal, or the patience is over: the process ends at once, with the same code.
+1. SIGTERM or SIGINT: the program's task is cancelled and gets `PATIENCE_S` to say goodbye.  A node that was told to stop and has
+   left has done all that it was asked: after SIGTERM it exits with 0 (`leaves`).  Otherwise the exit code is 128 + signal.
+2. A second signal, or the patience is over: the process ends at once, with 128 + signal.
 3. With `--exit-with-stdin`, the end of stdin counts as SIGTERM.  A parent that starts nodes keeps the other end of their stdin;
    if the parent is killed (also with SIGKILL) the kernel closes it and no node is left behind.  The watcher is a thread and not a
    task, because a node whose event loop hangs must end as well: it sends the process its own SIGTERM, and if that has no effect
@@ -25,14 +26,15 @@ from contextlib import contextmanager
 
 import trio
 
-from plnode.exits import Outcome
+from plnode.exits import ExitCode, Outcome
 from plnode.observe.pump import LinePump
 from plnode.observe.recorder import HumanLines, JsonLines, Recorder, Sink
 
 __all__ = ["exit_with_stdin", "opened_recorder", "run_until_signal"]
 
-# Goodbyes on open connections take a round trip, a job on the device some seconds; 10 s is also what `docker stop` waits.
-PATIENCE_S = 10.0
+# Goodbyes on open connections take a round trip, a job on the device some seconds.  `docker stop` kills after 10 s: by then the
+# program should have ended by itself.
+PATIENCE_S = 9.0
 
 
 @contextmanager
@@ -50,10 +52,11 @@ def opened_recorder(*, json: bool, level: str) -> Iterator[Recorder]:
             pump.close()
 
 
-def run_until_signal(program: Callable[[], Awaitable[Outcome]], stopped: Callable[[str], None]) -> int:
+def run_until_signal(program: Callable[[], Awaitable[Outcome]], stopped: Callable[[str], None], *, leaves: bool = False) -> int:
     """Runs `program` under trio until it returns or a signal cancels it; returns the exit code.
 
-    `stopped` is told the reason in every case, before the goodbyes if it is a signal.  Exceptions of the program pass through.
+    `leaves`: to leave when told to is what this program is for; after SIGTERM and all goodbyes the code is 0.  `stopped` is told
+    the reason in every case, before the goodbyes if it is a signal.  Exceptions of the program pass through.
     """
     ended_by: signal.Signals | None = None
     outcome: Outcome | None = None
@@ -90,7 +93,7 @@ def run_until_signal(program: Callable[[], Awaitable[Outcome]], stopped: Callabl
             raise
         raise cause from problem
     if ended_by is not None:
-        return 128 + ended_by
+        return ExitCode.OK if leaves and ended_by is signal.SIGTERM else 128 + ended_by
     assert outcome is not None  # neither cancelled nor raised: it returned
     stopped(outcome.message or "finished")
     return int(outcome.exit_code)

@@ -131,7 +131,7 @@ def test_an_identity_is_made_once_and_its_path_is_said(tmp_path: Path, capsys: C
     assert "chmod 600" in capsys.readouterr().err
 
 
-COMMANDS = ["", "bench", "run", "run init", "run sign", "run plan", "run show", "seed", "join", "status", "demo", "identity"]
+COMMANDS = ["", "bench", "run", "run init", "run sign", "run plan", "run show", "seed", "join", "status", "demo", "identity", "exits"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -172,3 +172,23 @@ def test_exit_codes_say_whether_a_restart_helps() -> None:
     assert restart_helps(ExitCode.NO_PROGRESS)
     assert not any(restart_helps(c) for c in (ExitCode.OK, ExitCode.BAD_INPUT, ExitCode.REFUSED, ExitCode.TERMINATED))
     assert len(set(ExitCode)) == len(ExitCode.__members__)
+
+
+def test_every_exit_code_is_explained(capsys: Captured) -> None:
+    """RUN-5"""
+    assert main(["exits"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"{code.value} {code.name}: " in text for code in ExitCode)
+    assert main(["exits", "137", "5", "139"]) == 0
+    killed, stuck, signalled = capsys.readouterr().out.splitlines()
+    assert "OOMKilled" in killed
+    assert stuck.endswith("A restart helps.")
+    assert "signal 11" in signalled
+
+
+def test_a_code_that_a_command_returns_is_explained(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    for code, said in ((ExitCode.NO_MEMORY, "exit code 6 NO_MEMORY"), (ExitCode.OK, ""), (ExitCode.TERMINATED, "")):
+        monkeypatch.setattr("plnode.cli.program.main", lambda code=code, **_: code)
+        assert main([]) == code
+        assert said in (err := capsys.readouterr().err)
+        assert bool(err) == bool(said)

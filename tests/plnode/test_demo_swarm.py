@@ -157,8 +157,11 @@ def test_an_earlier_run_is_not_written_over(folder: SwarmFolder) -> None:
         prepare(folder.root, default_values(VALUES))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_is_a_clean_cancel(number: signal.Signals, code: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "leaves", "code"),
+    [(signal.SIGINT, False, 130), (signal.SIGTERM, False, 143), (signal.SIGINT, True, 130), (signal.SIGTERM, True, 0)],
+)
+def test_run_2_a_signal_is_a_clean_cancel(number: signal.Signals, leaves: bool, code: int) -> None:
     steps: list[str] = []
 
     async def program() -> None:
@@ -168,7 +171,7 @@ def test_a_signal_is_a_clean_cancel(number: signal.Signals, code: int) -> None:
         finally:
             steps.append("goodbye")
 
-    assert run_until_signal(program, steps.append) == code  # type: ignore[arg-type]
+    assert run_until_signal(program, steps.append, leaves=leaves) == code  # type: ignore[arg-type]
     assert steps == [f"{number.name} received", "goodbye"]
 
 
