@@ -38,6 +38,7 @@ log = logging.getLogger("wire.net")
 
 SAMPLE_S = 0.25  # eight looks while chunks have to wait
 RETRY_S = 1.0  # between tries
+WANTED_S = 5.0  # a byte stream of a bulk class has begun on the control connection: the next ones find a lane
 PING_QUIET_S = 1.0  # a lane with unconfirmed chunks from which nothing comes for so long is pinged
 
 
@@ -75,9 +76,11 @@ class Lanes:
         self._dialled: dict[Link, float] = {}  # since when those that we made stand
         self._pinged: dict[Link, float] = {}
         self._wanted = trio.Event()
+        self._wanted_at = 0.0
 
     def want(self) -> None:
         """There is, or soon will be, something bulky to carry."""
+        self._wanted_at = trio.current_time()
         self._wanted.set()
 
     def asked(self, count: int) -> None:
@@ -130,7 +133,7 @@ class Lanes:
         idle_since = trio.current_time()
         while self.control.error is None:
             now = trio.current_time()
-            if self._needed():
+            if self._needed() or now - self._wanted_at < WANTED_S:
                 idle_since = now
                 self._adjust(nursery, now)
                 self._watch(now)

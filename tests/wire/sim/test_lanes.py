@@ -14,7 +14,7 @@ from tests.wire.sim.test_nets import member
 from wire.errors import ConnectionLost
 from wire.landing import Reception
 from wire.limits import DEFAULT_LIMITS
-from wire.net import Net, Peer, TensorReceiver, TensorSender
+from wire.net import Kind, Net, Peer, TensorReceiver, TensorSender
 from wire.sim import Host, Internet, Link, seed_tasks
 from wire.slots import ReceiverChannel
 from wire.tensor import DType, Expectation
@@ -222,3 +222,21 @@ async def test_section_23_9_both_dial_at_once_and_exactly_one_control_connection
             (peer,), (back,) = a.peers(), b.peers()
             assert len(peer.links) == len(back.links) == 1, seed
             assert peer.links[0].initiator != back.links[0].initiator
+
+
+@pytest.mark.parametrize("cls", [1, 2, 3])
+async def test_a_byte_stream_of_a_bulk_class_opens_a_lane(cls: int, autojump_clock: Clock) -> None:
+    """Lanes open at the first stream of class 2 or more, and none for control."""
+    seed_tasks(1)
+    net = Internet(1)
+    one, other = (net.host(name, link=LINE, congestion="cubic") for name in ("10.0.0.1", "10.0.0.2"))
+
+    async def hold(peer: Peer, stream: object) -> None:
+        await trio.sleep_forever()
+
+    async with net.running(), member(one) as a, member(other) as b:
+        b.serve("hold", hold)
+        peer = await a.dial(b.addresses[0])
+        async with await peer.open("hold", Kind.BYTE, cls):
+            await trio.sleep(3)
+            assert (peer.stats.lanes > 0) == (cls >= 2)
