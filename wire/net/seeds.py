@@ -129,8 +129,9 @@ class SeedKeeper:
             self._nursery = nursery
             self._apply()
             nursery.start_soon(self._revisit)
-            for url in self._seeds.urls if self._fetch is not None else ():
-                nursery.start_soon(self._follow, url, self._fetch)
+            if (fetch := self._fetch) is not None:
+                for url in self._seeds.urls:
+                    nursery.start_soon(self._follow, url, fetch)
             while True:
                 await trio.sleep(self._limits.seed_file_check_s)
                 self._heeding(self._seeds.reread)
