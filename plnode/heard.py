@@ -18,6 +18,8 @@ from wire.net import (
     PeerConnected,
     PeerLost,
     Punched,
+    RelayDisagrees,
+    RelayThrottled,
     SeedStateChanged,
 )
 
@@ -45,6 +47,10 @@ def told(event: NetEvent, stage_of: Callable[[PeerId], int | None]) -> e.Event |
             )
         case AccessChanged(verdict, reason):
             return e.Notice(f"others reach this node {_ACCESS[verdict]}: {reason}")
+        case RelayThrottled(relay, other, rate):
+            return e.Notice(f"the relay {relay.short} holds traffic with {other.short} back: about {rate / 1e6:.1f} MB/s for each pair")
+        case RelayDisagrees(relay, other, ours, theirs):
+            return e.Notice(f"the relay {relay.short} counted {theirs} bytes with {other.short}, this node {ours} (sent, received)")
         case Punched(peer_id, why, _) if why:
             return e.Notice(f"{peer_id.short} stays relayed: {why}")
         case NotListening(address, why):

@@ -111,7 +111,7 @@ class RelayNote:
     peer: PeerBytes
     """The other end of the circuit."""
     up: U64
-    """Bytes from the end that asked for the circuit to the other, so far."""
+    """Bytes from the end that is told to the other, so far."""
     down: U64
     rate: U64
     """Bytes per second that this pair can expect now."""

@@ -40,7 +40,8 @@ class Timers:
             return
         if now >= self._next_ping():
             self.ping(now)
-        if self._out.has_large_buffer and now - self._out.last_out >= LARGE_BUFFER_KEPT_S:
+        # The same sum as in `next_due`: a difference may round to less when the sum has come.
+        if self._out.has_large_buffer and now >= self._out.last_out + LARGE_BUFFER_KEPT_S:
             self._out.give_up_buffer()
         if conn.streams:
             self.idle_at = None

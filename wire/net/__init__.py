@@ -20,6 +20,8 @@ from wire.net.netevents import (
     Punched,
     ReachChanged,
     RecordLearned,
+    RelayDisagrees,
+    RelayThrottled,
     SeedStateChanged,
     Traffic,
 )
@@ -76,7 +78,9 @@ __all__ = [
     "ReadyBytes",
     "Received",
     "RecordLearned",
+    "RelayDisagrees",
     "RelayOffer",
+    "RelayThrottled",
     "SeedEntry",
     "SeedList",
     "SeedListError",

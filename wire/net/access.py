@@ -25,6 +25,8 @@ from wire.net import punch, reach
 from wire.net.book import PeerBook
 from wire.net.circuits import OPENED, Circuits
 from wire.net.manager import Manager
+from wire.net.metering import PROTOCOL as NOTE
+from wire.net.metering import Metering
 from wire.net.netevents import AccessChanged, NetEvent, ReachChanged
 from wire.net.ownrecord import Standing
 from wire.net.peer import Peer
@@ -79,13 +81,16 @@ class Access:
             member=lambda peer_id: (peer := self._peer(peer_id)) is not None and not peer.guest,
             changed=changed,
         )
+        self.metering = Metering(limits, emit)
         self.circuits = Circuits(
             limits,
             connect=self._to_relay,
             vouchers=book.vouchers,
             own_relays=self.relays.holders,
             accept=self._accept,
+            metering=self.metering,
         )
+        services.add(NOTE, Service(self.metering.noted, guest=True))
         self.reach = ReachService(
             identity,
             limits,
@@ -168,6 +173,10 @@ class Access:
         self.reach.listening(self.listening)
         self.punch.changed()
 
+    def on_lost(self, peer_id: PeerId) -> None:
+        """The last connection to a peer ended."""
+        self.metering.relay_lost(peer_id)
+
     def gauges(self) -> dict[str, int]:
         """What is held for others, or by others for us; all 0 in a node without peers."""
         return {**self.relay.gauges(), **self.reach.gauges(), **self.punch.gauges(), "places": len(self.relays.places)}
@@ -188,15 +197,15 @@ class Access:
         return AccessChanged("unreachable", f"{finding.reason}; {relays}; connections that this node makes itself work")
 
     async def _watch(self) -> None:
-        """Tell of the verdict when it has stood for a moment."""
-        told = before = ""
+        """Tell of the verdict, and of what the router does, when they have stood for a moment."""
+        told = before = ("unknown", Reach.UNKNOWN)
         while True:
             await trio.sleep(self._limits.access_settles_s)
-            verdict = self.verdict
-            if verdict.verdict == before and verdict.verdict not in (told, "unknown"):
-                told = verdict.verdict
+            verdict, now = self.verdict, (self.verdict.verdict, self.reach.finding.state)
+            if now == before and now != told and Reach.UNKNOWN not in now:
+                told = now
                 self._emit(verdict)
-            before = verdict.verdict
+            before = now
 
     # -- what the parts need
 

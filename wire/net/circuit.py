@@ -10,7 +10,7 @@ It takes a copy of at most 64 KiB, and only when what it took before was sealed,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import trio
@@ -25,10 +25,14 @@ from wire.pipeinfo import PipeInfo
 class CircuitPipe:
     """A `Pipe` over one byte stream through `relay`.  `wait_closed` is for whoever serves the stream."""
 
-    __slots__ = ("_closed", "_info", "_over", "_stream")
+    __slots__ = ("_closed", "_ended", "_info", "_over", "_stream", "received", "sent")
 
-    def __init__(self, stream: ByteStream, relay: PeerId, congestion: str) -> None:
-        """`congestion`: of our connection to the relay."""
+    def __init__(
+        self, stream: ByteStream, relay: PeerId, congestion: str, ended: Callable[[CircuitPipe], None] = lambda pipe: None
+    ) -> None:
+        """`congestion`: of our connection to the relay.  `ended(self)` when the pipe is closed."""
+        self.sent = self.received = 0  # bytes
+        self._ended = ended
         self._stream = stream
         self._closed = False
         self._over = trio.Event()
@@ -58,16 +62,20 @@ class CircuitPipe:
     async def receive_into(self, buffer: memoryview) -> int:
         self._check()
         try:
-            return await self._stream.receive_into(buffer)
+            count = await self._stream.receive_into(buffer)
         except WireError as error:
             raise self._broken(error) from error
+        self.received += count
+        return count
 
     def send_now(self, views: Sequence[memoryview]) -> int:
         self._check()
         try:
-            return self._stream.send_now(views)
+            count = self._stream.send_now(views)
         except WireError as error:
             raise self._broken(error) from error
+        self.sent += count
+        return count
 
     async def wait_writable(self) -> None:
         self._check()
@@ -90,9 +98,11 @@ class CircuitPipe:
             self._closed = True
             self._stream.close()
             self._over.set()
+            self._ended(self)
 
     def abort(self) -> None:
         if not self._closed:
             self._closed = True
             self._stream.reset()
             self._over.set()
+            self._ended(self)

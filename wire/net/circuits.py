@@ -22,6 +22,7 @@ from wire.limits import Limits
 from wire.messages import decode, encode
 from wire.net.bytestream import ByteStream
 from wire.net.circuit import CircuitPipe
+from wire.net.metering import Metering
 from wire.net.peer import Peer
 from wire.net.stream import MessageStream
 from wire.net.transport import Pipe
@@ -46,6 +47,7 @@ class Circuits:
         vouchers: Callable[[PeerId], Sequence[bytes]],
         own_relays: Callable[[], Container[PeerId]],
         accept: Callable[[Pipe], Awaitable[None]],
+        metering: Metering,
     ) -> None:
         """`connect(relay, at)`: a connection to a relay.  `vouchers(target)`: those of its record.  `own_relays`: where we have a place."""
         self._limits = limits
@@ -53,6 +55,7 @@ class Circuits:
         self._vouchers = vouchers
         self._own_relays = own_relays
         self._accept = accept
+        self._metering = metering
         self._verified = VerifiedCache(limits.relay_reservations_max)
 
     async def open(self, relay: PeerId, target: PeerId, bulk: bool, at: Address | None = None) -> CircuitPipe:
@@ -70,7 +73,16 @@ class Circuits:
             ask = CircuitAsk(target.raw, voucher.voucher.cls, purpose, voucher.statement.raw)
             stream = await peer.open(OPEN, Kind.BYTE, LANE_CLASS if bulk else CONTROL_CLASS, meta=encode(ask))
         assert isinstance(stream, ByteStream)
-        return CircuitPipe(stream, relay, peer.stats.congestion)
+        return self._pipe(stream, peer, target)
+
+    def _pipe(self, stream: ByteStream, relay: Peer, other: PeerId) -> CircuitPipe:
+        self._metering.opened(relay.peer_id, other)
+        return CircuitPipe(
+            stream,
+            relay.peer_id,
+            relay.stats.congestion,
+            lambda pipe: self._metering.closed(relay.peer_id, other, pipe.sent, pipe.received),
+        )
 
     def _voucher(self, relay: PeerId, target: PeerId) -> OpenedVoucher:
         causes = []
@@ -88,10 +100,13 @@ class Circuits:
         """The handler of `circuit-in/1`: an inbound connection like any other, until its pipe is closed."""
         if not isinstance(stream, ByteStream):
             raise error_for(Code.PROTOCOL, detail="a circuit is a byte stream")
-        decode(stream.meta, CircuitIn)
+        try:
+            source = PeerId(decode(stream.meta, CircuitIn).source)
+        except ValueError:
+            raise error_for(Code.PROTOCOL, detail="no peer id") from None
         if peer.peer_id not in self._own_relays() or peer.relayed:
             raise error_for(Code.REFUSED, detail="this relay holds no place for us")
-        pipe = CircuitPipe(stream, peer.peer_id, peer.stats.congestion)
+        pipe = self._pipe(stream, peer, source)
         try:
             await self._accept(pipe)
             await pipe.wait_closed()

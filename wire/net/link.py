@@ -331,7 +331,7 @@ class Link:
             # The session may want to be called earlier after what happens meanwhile: look at least every second.
             await trio.sleep_until(min(now + 1.0, stalled, math.inf if due is None else due))
             now = trio.current_time()
-            if self.blocked_at is not None and now - self.blocked_at >= self.limits.write_stalled_s:
+            if self.blocked_at is not None and now >= self.blocked_at + self.limits.write_stalled_s:
                 self._pipe_ended(f"nothing could be sent for {self.limits.write_stalled_s:g} s", told=False)
                 return
             session.tick(now)

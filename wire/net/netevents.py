@@ -128,6 +128,25 @@ class AccessChanged:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class RelayThrottled:
+    """A relay holds a circuit of ours back: more wanted to pass than its share.  Once a circuit."""
+
+    relay: PeerId
+    other: PeerId
+    bytes_per_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class RelayDisagrees:
+    """A relay says that circuits of ours carried another amount than we have counted: (sent, received)."""
+
+    relay: PeerId
+    other: PeerId
+    ours: tuple[int, ...]
+    theirs: tuple[int, ...]
+
+
 NetEvent = (
     PeerConnected
     | PeerLost
@@ -135,6 +154,8 @@ NetEvent = (
     | ReachChanged
     | Punched
     | AccessChanged
+    | RelayThrottled
+    | RelayDisagrees
     | ClockOff
     | SeedStateChanged
     | NoSeedReachable

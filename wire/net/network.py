@@ -356,6 +356,7 @@ class Net:
         self._watch.left(peer)
         self.book.disconnected(peer.peer_id, trio.current_time())
         self.discovery.on_lost(peer)
+        self.access.on_lost(peer.peer_id)
         assert peer.reason is not None
         kept = any(state.peer_id == peer.peer_id for state in self.seed_states.values())  # the seed keeper's business
         missed = peer.used and peer.dialled is not None and not peer.guest and not kept

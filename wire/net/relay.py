@@ -30,6 +30,7 @@ from wire.fairshare import FairShare
 from wire.identity import Identity, PeerId
 from wire.limits import Limits
 from wire.messages import decode, encode
+from wire.net import metering
 from wire.net.bytestream import ByteStream
 from wire.net.circuits import CONTROL_CLASS, LANE_CLASS, OPEN, OPENED
 from wire.net.peer import Peer
@@ -40,7 +41,6 @@ from wire.reservations import Circuit, Ended, Refusal, RelayTable
 from wire.vouchers import open_voucher, seal_voucher
 
 PROTOCOL = "relay/1"
-NOTE = "relay-note/1"
 PIECE_BYTES = 64 * 1024  # the quantum of the fair share
 NOTE_DEADLINE_S = 5.0
 TICK_S = 1.0
@@ -316,16 +316,20 @@ class RelayService:
     def _tell(self, circuit: Circuit, kind: Note) -> None:
         if self._nursery is None:
             return
-        for end, other in ((circuit.source, circuit.target), (circuit.target, circuit.source)):
+        up, down, share = circuit.up_bytes, circuit.down_bytes, self._table.bulk_share()
+        for end, other, sent, received in (
+            (circuit.source, circuit.target, up, down),
+            (circuit.target, circuit.source, down, up),
+        ):
             peer = self._peer(end)
             if peer is not None and peer.primary is not None:
-                note = RelayNote(kind, other.raw, circuit.up_bytes, circuit.down_bytes, self._table.bulk_share())
+                note = RelayNote(kind, other.raw, sent, received, share)
                 self._nursery.start_soon(self._send_note, peer, note)
 
     async def _send_note(self, peer: Peer, note: RelayNote) -> None:
         with trio.move_on_after(NOTE_DEADLINE_S):
             try:
-                async with await peer.open(NOTE) as stream:
+                async with await peer.open(metering.PROTOCOL) as stream:
                     assert isinstance(stream, MessageStream)
                     await stream.send(encode(note), fin=True)
             except (WireError, trio.BrokenResourceError, trio.ClosedResourceError):

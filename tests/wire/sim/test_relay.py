@@ -16,8 +16,10 @@ from wire.errors import Code
 from wire.identity import Identity
 from wire.messages import Want
 from wire.net import DialFailed, Net, Peer, open_net
+from wire.net.netevents import RelayDisagrees
 from wire.net.relay import RelayOffer
 from wire.reachability import Finding, Reach
+from wire.reservations import RelayTable
 from wire.sim import Host, Internet, Link, Nat, seed_tasks
 from wire.tensor import DType, Expectation
 
@@ -157,6 +159,41 @@ async def test_tensors_go_over_a_circuit_of_their_own(autojump_clock: Clock) -> 
         assert trio.current_time() - began < 60 * SIZE / 2e6
         assert peer.stats.lanes == 1 and relay.gauges()["relay_circuits_bulk"] == 2
         assert relay.counts["internal-error"] == 0
+        events = a.events()
+        peer.goaway(Code.SHUTDOWN)
+        await until(lambda: not relay.gauges()["relay_circuits_bulk"], 60)  # the channel is open while it drains
+        await until(lambda: not a.access.metering._sums and not b.access.metering._sums, 10)
+        sent, received = a.access.metering.total
+        assert sent > 60 * SIZE and received > 0 and b.access.metering.total[1] == sent
+        while True:  # both ends agree with the relay, so nobody complains
+            try:
+                assert not isinstance(events.receive_nowait(), RelayDisagrees)
+            except trio.WouldBlock:
+                break
+
+
+async def test_a_relay_that_counts_otherwise_is_told_of(autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with town() as t:
+        relay = await t.relay(relay=RelayOffer(bulk_rate=50_000_000))
+        a, b, peer = await meet(t)
+        back = b.peer(a.peer_id)
+        assert back is not None
+        a.access.punch._busy.add(b.peer_id)
+        b.access.punch._busy.add(a.peer_id)  # they stay relayed
+        real = RelayTable.forwarded
+
+        def generous(self: RelayTable, number: int, up: bool, size: int, now: float) -> object:
+            return real(self, number, up, 3 * size, now)
+
+        monkeypatch.setattr(RelayTable, "forwarded", generous)
+        await send_all(t, peer, back, 40, name=b"y")
+        events = a.events()
+        peer.goaway(Code.SHUTDOWN)
+        assert relay is not None
+        with trio.fail_after(60):
+            async for event in events:
+                if isinstance(event, RelayDisagrees):
+                    break
 
 
 @pytest.mark.parametrize("seed", range(20))
