@@ -19,6 +19,7 @@ from tests.wire.net.worlds import World, held, member
 from wire.chunks import OutChunk
 from wire.errors import Code, ConnectionLost, error_for
 from wire.events import Kind
+from wire.limits import DEFAULT_LIMITS
 from wire.messages import encode
 from wire.net import Net, Peer
 from wire.net.link import Link
@@ -128,12 +129,16 @@ class Room:
         self.receiver = back.receiver("t", b"friend", lambda key: EXPECTED)
 
 
+# The attacker's lanes are dialled by the tests: one that his node dials by itself would use up their tickets.
+BY_HAND = replace(DEFAULT_LIMITS, lanes_max=0)
+
+
 @asynccontextmanager
 async def room(**settings: object) -> AsyncIterator[Room]:
     world = World()
     async with (
         member(world, "10.0.0.1", **settings) as victim,
-        member(world, "10.0.0.2") as attacker,
+        member(world, "10.0.0.2", limits=BY_HAND) as attacker,
         member(world, "10.0.0.3") as friend,
     ):
         victim.serve_channel("t")
