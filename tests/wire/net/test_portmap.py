@@ -228,7 +228,7 @@ async def test_a_cancel_at_any_request_leaves_no_socket_and_no_mapping(answer: A
         with trio.move_on_after(0.2):
             for _ in range(after):
                 await gate.seen.receive()
-        opened = [sock for sock in it.mapping._mappers]
+        opened = list(it.mapping._mappers)
         await it.stop()
         assert it.outside in ([], [()], [(OUTSIDE,), ()])
         assert all(mapper.release() is None for mapper in opened)  # what was held was given back
