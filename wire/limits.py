@@ -240,7 +240,7 @@ class Limits:
     portmap_lease_s: float = 3600.0  # what a crash leaves behind lives no longer
     portmap_renew_least_s: float = 60.0  # whatever a router grants
     portmap_again_s: float = 300.0  # after a refusal: somebody may have changed a setting
-    portmap_upnp_s: float = 5.0  # discovery answers within 3 s (UPnP's MX), then two requests
+    portmap_upnp_s: float = 5.0  # the library gives up its discovery after 4 s
 
     # Relay
     relays_held: int = 2  # as many vouchers as a record has room for

@@ -1,4 +1,4 @@
-"""Answers of a router as a target: two ports of it, any datagrams at any times.  Nothing is raised, and nobody is told a private address."""
+"""Answers of a router as a target: two ports of it, any datagrams at any time.  Nothing is raised, no private address is told."""
 
 from __future__ import annotations
 

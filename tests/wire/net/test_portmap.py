@@ -317,7 +317,7 @@ async def test_upnp_has_a_deadline() -> None:
     with pytest.raises(UpnpFailed, match="within"):
         await Upnp(lambda: library).add(4001, 3600, 0.05)
     library.hold.set()
-    if library.adding.is_set():
+    if library.adding.is_set():  # else the thread sees before it that it was left
         assert await trio.to_thread.run_sync(library.deleted.wait, 10)
     assert library.ports == {}
 
