@@ -18,7 +18,7 @@ from tests.wire.net.worlds import RUN
 from tests.wire.routers import address_answer, map_answer, pcp_answer, unsupported
 from wire.address import Address, Scope
 from wire.identity import Identity
-from wire.limits import DEFAULT_LIMITS
+from wire.limits import DEFAULT_LIMITS, Limits
 from wire.net import open_net
 from wire.net.gateway import NoGateway, gateway_of
 from wire.net.netevents import NetEvent, PortMapped
@@ -96,11 +96,11 @@ def absent() -> Any:
 class Node:
     """A running `PortMapping`; events come by `told`, the sets of outside addresses stand in `outside`."""
 
-    def __init__(self, gateway: Callable[[], str], port: int, make: Callable[[], Any]) -> None:
+    def __init__(self, gateway: Callable[[], str], port: int, make: Callable[[], Any], limits: Limits = LIMITS) -> None:
         self._in, self._out = trio.open_memory_channel[NetEvent](1000)
         self.outside: list[tuple[Address, ...]] = []
         self.mapping = PortMapping(
-            LIMITS,
+            limits,
             changed=self.outside.append,
             emit=self._in.send_nowait,
             gateway=gateway,
@@ -132,10 +132,11 @@ async def node(
     make: Callable[[], Any] = absent,
     gateway: Callable[[], str] = lambda: "127.0.0.1",
     listening: tuple[Address, ...] = LISTENING,
+    limits: Limits = LIMITS,
 ) -> AsyncIterator[Node]:
     with trio.fail_after(20):
         async with trio.open_nursery() as nursery:
-            it = Node(gateway, port, make)
+            it = Node(gateway, port, make, limits)
             it.mapping.listening(listening)
             nursery.start_soon(it.run)
             yield it
@@ -187,7 +188,8 @@ async def test_nothing_at_the_routers_port_is_known_at_once() -> None:
     with trio.socket.socket(trio.socket.AF_INET, trio.socket.SOCK_DGRAM) as sock:
         await sock.bind(("127.0.0.1", 0))
         free = sock.getsockname()[1]
-    async with node(free) as it:
+    patient = replace(LIMITS, portmap_first_wait_s=60.0)
+    async with node(free, limits=patient) as it:
         assert NO_ROUTER in (await it.told()).reason
 
 
@@ -216,6 +218,23 @@ async def test_another_network_ends_the_old_mapping() -> None:
         assert it.outside == [(OUTSIDE,), (), (OUTSIDE,)]
         requests = [await gate.seen.receive() for _ in range(3)]
         assert [(_port(request), _removes(request)) for request in requests] == [(4001, False), (4001, True), (4005, False)]
+
+
+async def test_a_router_that_restarted_is_asked_again_for_every_port() -> None:
+    asked = dict.fromkeys((4001, 4002), 0)
+
+    def answer(request: bytes) -> Sequence[bytes]:
+        port = _port(request)
+        asked[port] += 1
+        restarted = port == 4001 and asked[port] > 1  # its lease of a second is renewed after half of it
+        return (pcp_answer(port, nonce=request[24:36], lifetime=1 if port == 4001 else 3600, epoch=5 if restarted else 1000),)
+
+    listening = (Address("127.0.0.1", 4001), Address("127.0.0.1", 4002))
+    limits = replace(LIMITS, portmap_renew_least_s=0.1)
+    async with router(answer) as gate, node(gate.port, listening=listening, limits=limits):
+        while asked[4002] < 2:
+            await gate.seen.receive()
+    assert asked[4001] >= 2
 
 
 @pytest.mark.parametrize("answer", [pcp, natpmp, silent, wrong_nonce])
@@ -282,6 +301,16 @@ async def test_upnp_comes_when_the_others_give_up_and_is_taken_back() -> None:
         assert library.ports == {4001: ("TCP", "192.168.1.7", 4001, "plnode", "", 3600)}
         assert it.outside == [(Address("8.8.4.4", 4001),)]
     assert library.ports == {}
+
+
+async def test_a_router_that_answers_later_replaces_upnp() -> None:
+    library = Library()
+    limits = replace(LIMITS, portmap_again_s=0.05)
+    async with router(silent) as gate, node(gate.port, make=lambda: library, limits=limits) as it:
+        assert (await it.told()).reason == "UPnP"
+        gate.answer = pcp
+        assert await it.told() == PortMapped(4001, OUTSIDE, "PCP")
+        assert library.ports == {} and it.outside[-1] == (OUTSIDE,)
 
 
 @pytest.mark.parametrize(
