@@ -413,4 +413,3 @@ async def test_a_mapped_address_is_a_candidate_and_not_told_before_a_verdict() -
 async def test_off_unless_set_and_only_towards_the_internet(scope: Scope, portmap: bool) -> None:
     async with open_net(Identity.generate(), run=RUN, listen=[Address("127.0.0.1", 0)], scope=scope, portmap=portmap) as net:
         assert net.access.portmap is None
-
