@@ -17,6 +17,7 @@ from wire.net import (
     PathChanged,
     PeerConnected,
     PeerLost,
+    PortMapped,
     Punched,
     RelayDisagrees,
     RelayThrottled,
@@ -53,6 +54,11 @@ def told(event: NetEvent, stage_of: Callable[[PeerId], int | None]) -> e.Event |
             return e.Notice(f"the relay {relay.short} counted {theirs} bytes with {other.short}, this node {ours} (sent, received)")
         case Punched(peer_id, why, _) if why:
             return e.Notice(f"{peer_id.short} stays relayed: {why}")
+        case PortMapped(port, outside, reason):
+            if outside is None:
+                return e.Notice(f"the router does not forward port {port}: {reason}")
+            place = f"{outside.host}:{outside.port}"
+            return e.Notice(f"the router forwards {place} to port {port} ({reason}); whether that works is asked of other nodes")
         case NotListening(address, why):
             return e.Notice(f"not listening on {address}: {why}")
         case NetworkChanged(added, gone):

@@ -128,6 +128,7 @@ async def _network(
             data_dir=settings.data_dir,
             announce=settings.announce,
             relay=offer,
+            portmap=settings.portmap,
         ) as net, trio.open_nursery() as nursery:
             await nursery.start(serve_status, settings.status_socket, status, metrics.text)
             yield net, net.events(), watch

@@ -54,6 +54,8 @@ class Settings:
     """Whether to forward for others that cannot be dialled, where this node can be."""
     relay_rate: int | None
     """Bytes per second for that, 0 for signalling only; None: a quarter of what the line has been seen to send."""
+    portmap: bool
+    """Whether to ask the router (PCP, NAT-PMP, UPnP) to forward this node's ports.  Off unless set: it opens the owner's network."""
     device: str
     """"cpu" or "cuda"."""
     threads: int
@@ -84,6 +86,7 @@ class _Keys:
     announce: Annotated[str | None, Text(1, 1024), Doc("Addresses to tell others, separated by commas.")] = None
     relay: Annotated[str | None, OneOf(("on", "off")), Doc("Forward for nodes that cannot be dialled.")] = None
     relay_rate: Annotated[str | None, Text(1, 32), Doc('Bytes a second for that, e.g. "2MB"; "0B": signalling only.')] = None
+    portmap: Annotated[str | None, OneOf(("off", "on")), Doc("Ask the router to forward this node's ports.")] = None
     device: Annotated[str | None, OneOf(("cpu", "cuda")), Doc("Where the stage computes.")] = None
     threads: Annotated[int | None, Bounds(1, 1024), Doc("Threads of the device.")] = None
     memory: Annotated[str | None, Text(1, 32), Doc('Memory for the stage, e.g. "6GiB".')] = None
@@ -167,6 +170,7 @@ def _settings(keys: dict[str, Any], origin: dict[str, str], default_listen: str)
         announce=tuple(places["announce"]),
         relay=keys.get("relay", "on") == "on",
         relay_rate=relay_rate,
+        portmap=keys.get("portmap", "off") == "on",
         seeds=tuple(_place(word.strip()) for word in str(keys.get("seeds", "")).split(",") if word.strip()),
         owner=owner,
         scope=scope,

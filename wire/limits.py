@@ -234,6 +234,14 @@ class Limits:
     punch_retry_s: float = 3.0  # after a refusal
     punches_at_once: int = 16
 
+    # Port mapping
+    portmap_first_wait_s: float = 0.25  # RFC 6886, 3.1; doubled with each try
+    portmap_tries: int = 5  # 8 s a language: the router is one hop away
+    portmap_lease_s: float = 3600.0  # what a crash leaves behind lives no longer
+    portmap_renew_least_s: float = 60.0  # whatever a router grants
+    portmap_again_s: float = 300.0  # after a refusal: somebody may have changed a setting
+    portmap_upnp_s: float = 5.0  # the library gives up its discovery after 4 s
+
     # Relay
     relays_held: int = 2  # as many vouchers as a record has room for
     relay_reservations_max: int = 128  # each a connection that is kept; a quarter of all inbound ones
@@ -320,6 +328,8 @@ _NESTED: tuple[tuple[str, str], ...] = (
     ("seed_list_max_bytes", "message_max_bytes"),
     ("observers_needed", "observers_max"),
     ("dial_backoff_base_s", "dial_backoff_max_s"),
+    ("portmap_renew_least_s", "portmap_lease_s"),
+    ("portmap_again_s", "portmap_lease_s"),  # a refused renewal is tried again while the lease still runs
 )
 
 DEFAULT_LIMITS = Limits()

@@ -16,7 +16,9 @@ __all__ = ["checked_seeds", "node_options", "settings_from"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_KEYS = ("name", "data", "listen", "seeds", "scope", "announce", "relay", "relay_rate", "device", "threads", "memory", "log_level")
+_KEYS = (
+    "name", "data", "listen", "seeds", "scope", "announce", "relay", "relay_rate", "portmap", "device", "threads", "memory", "log_level"
+)  # fmt: skip
 
 
 def node_options(*, computes: bool) -> Callable[[F], F]:
@@ -29,6 +31,7 @@ def node_options(*, computes: bool) -> Callable[[F], F]:
         click.option("--announce", metavar="ADDR", help="Addresses to tell others: for a router that forwards another port to this one."),
         click.option("--relay", type=click.Choice(["on", "off"]), help="Forward for nodes that cannot be dialled (default: on)."),
         click.option("--relay-rate", metavar="SIZE", help="Bytes a second for that (default: a quarter of the line)."),
+        click.option("--portmap", type=click.Choice(["off", "on"]), help="Ask the router to forward this node's ports (default: off)."),
         click.option("--name", metavar="NAME", help="Name shown to others (default: the host's)."),
         *_compute_options(computes),
         click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="What stderr shows."),

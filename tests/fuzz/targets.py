@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from tests.fuzz.chunks import CHUNKS
 from tests.fuzz.engine import Outcome, Target
+from tests.fuzz.mapping import PORT_MAPPING
 from tests.fuzz.measuring import PERF_ASKING, PERF_SERVING, TICKETS
 from tests.fuzz.packed import PLANES
 from tests.fuzz.receiving import RECEIVER
@@ -391,5 +392,6 @@ TARGETS: dict[str, Target] = {
         Target("envelopes", lambda: _envelope, WIRE, _envelope_seeds),
         PLANES,
         CHUNKS,
+        PORT_MAPPING,
     )
 }

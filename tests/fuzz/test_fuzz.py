@@ -34,6 +34,7 @@ NEW_INPUTS = {
     "envelopes": 3000,
     "planes": 5000,
     "chunks": 2500,
+    "port_mapping": 2000,
 }
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
 

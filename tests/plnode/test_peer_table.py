@@ -17,8 +17,9 @@ from plnode.observe.metrics import Metrics
 from plnode.observe.status import Status, serve_status
 from plnode.peerlines import peer_line
 from tests.plnode.test_observe_events import STATUS
+from wire.address import Address
 from wire.identity import Identity
-from wire.net import DIRECT, PUNCHED, ClockOff, ConnectionStatus, PathChanged, PeerStatus, relayed_via
+from wire.net import DIRECT, PUNCHED, ClockOff, ConnectionStatus, PathChanged, PeerStatus, PortMapped, relayed_via
 from wire.rtt import Rtt
 
 ONE, TWO, RELAY = (Identity(bytes([number]) * 32).peer_id for number in (1, 2, 3))
@@ -150,3 +151,10 @@ def test_what_people_hear_of_clocks_and_paths() -> None:
     assert isinstance(ahead, e.Notice) and "30.0 s ahead of those of 5 peers" in ahead.text
     moved = told(PathChanged(ONE, PUNCHED, relayed_via(RELAY)), lambda _: None)
     assert moved == e.PathChanged(str(ONE), "punched", f"relayed via {RELAY}")
+
+
+def test_what_people_hear_of_the_router() -> None:
+    forwards = told(PortMapped(4001, Address("8.8.4.4", 50001), "PCP"), lambda _: None)
+    assert isinstance(forwards, e.Notice) and "forwards 8.8.4.4:50001 to port 4001 (PCP)" in forwards.text
+    refuses = told(PortMapped(4001, None, "it says no"), lambda _: None)
+    assert refuses == e.Notice("the router does not forward port 4001: it says no")

@@ -32,6 +32,15 @@ def test_the_nearer_place_wins(tmp_path: Path) -> None:
     assert settings.scope is Scope.LAN
 
 
+def test_port_mapping_is_off_unless_set(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('portmap = "on"\n')
+    assert not load_settings({"data": "/d"}, {}).portmap
+    assert load_settings({"data": "/d"}, {}, file=file).portmap
+    assert load_settings({"data": "/d"}, {"PLNODE_PORTMAP": "on"}).portmap
+    assert not load_settings({"data": "/d", "portmap": "off"}, {"PLNODE_PORTMAP": "on"}).portmap
+
+
 def test_the_data_folder_does_not_follow_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """RUN-3"""
     monkeypatch.chdir(tmp_path)
@@ -53,6 +62,7 @@ def test_the_data_folder_does_not_follow_the_working_directory(tmp_path: Path, m
         ({}, {"PLNODE_THREADS": "0"}, "PLNODE_THREADS"),
         ({}, {"PLNODE_THREAD": "2"}, 'PLNODE_THREAD: expected a known key, perhaps "threads"'),
         ({}, {"PLNODE_LISTEN": "x"}, "PLNODE_LISTEN"),
+        ({}, {"PLNODE_PORTMAP": "yes"}, 'PLNODE_PORTMAP: expected a text, one of "off", "on", got "yes"'),
         ({}, {"PLNODE_DEVICE": "tpu"}, 'PLNODE_DEVICE: expected a text, one of "cpu", "cuda", got "tpu"'),
     ],
 )

@@ -30,6 +30,7 @@ from wire.net.metering import Metering
 from wire.net.netevents import AccessChanged, NetEvent, ReachChanged
 from wire.net.ownrecord import Standing
 from wire.net.peer import Peer
+from wire.net.portmap import PortMapping
 from wire.net.punch import PunchService
 from wire.net.reach import ReachService
 from wire.net.relay import RelayOffer, RelayService
@@ -52,6 +53,7 @@ class Access:
         offer: RelayOffer,
         transport: Transport,
         *,
+        portmap: bool,
         announce: Sequence[Address],
         rng: random.Random,
         book: PeerBook,
@@ -116,6 +118,8 @@ class Access:
             adopt=lambda link: manager().adopt(link),
             emit=emit,
         )
+        # Only in `internet` scope: within a house nobody comes through the router.
+        self.portmap = PortMapping(limits, changed=self._mapped, emit=emit) if portmap and scope is Scope.INTERNET else None
         self.punch.serve(services)
         self.reach.serve(services)
         services.add(OPENED, Service(self.circuits.take, guest=True))
@@ -159,6 +163,9 @@ class Access:
             nursery.start_soon(self.reach.run)
             nursery.start_soon(self.punch.run)
             nursery.start_soon(self._watch)
+        if self.portmap is not None:
+            self.portmap.listening(listening)
+            nursery.start_soon(self.portmap.run)
         nursery.start_soon(self.relays.run)
         nursery.start_soon(self.relay.run)
 
@@ -172,6 +179,8 @@ class Access:
         self.listening = listening
         self.reach.listening(self.listening)
         self.punch.changed()
+        if self.portmap is not None:
+            self.portmap.listening(listening)
 
     def on_lost(self, peer_id: PeerId) -> None:
         """The last connection to a peer ended."""
@@ -212,6 +221,9 @@ class Access:
     def _found(self, finding: Finding) -> None:
         self._changed()
         self._emit(ReachChanged(finding))
+
+    def _mapped(self, outside: tuple[Address, ...]) -> None:
+        self.reach.mapped = outside
 
     def _peer(self, peer_id: PeerId) -> Peer | None:
         peer = self._manager().peers.get(peer_id)

@@ -147,6 +147,15 @@ class RelayDisagrees:
     theirs: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PortMapped:
+    """What came of asking the router to forward `port`: to `outside`, or to nothing, and how or why, in words."""
+
+    port: int
+    outside: Address | None
+    reason: str
+
+
 NetEvent = (
     PeerConnected
     | PeerLost
@@ -156,6 +165,7 @@ NetEvent = (
     | AccessChanged
     | RelayThrottled
     | RelayDisagrees
+    | PortMapped
     | ClockOff
     | SeedStateChanged
     | NoSeedReachable

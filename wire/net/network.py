@@ -85,6 +85,7 @@ class Net:
         transport: Transport,
         rng: random.Random,
         relay: RelayOffer,
+        portmap: bool,
         wall_time: Callable[[], float],
     ) -> None:
         self.peer_id = identity.peer_id
@@ -149,6 +150,7 @@ class Net:
             limits,
             relay,
             transport,
+            portmap=portmap,
             announce=announce,
             rng=rng,
             book=self.book,
@@ -380,13 +382,15 @@ async def open_net(
     transport: Transport | None = None,
     rng: random.Random | None = None,
     relay: RelayOffer | None = None,
+    portmap: bool = False,
     wall_time: Callable[[], float] = time.time,
 ) -> AsyncIterator[Net]:
     """The network of this node, running while the block runs.
 
     `run`: run id of 32 bytes; None for a newcomer without a manifest, or a seed for all runs.  `listen`: addresses to bind, port
     0 for any; none at all for a node that only dials.  `data_dir`: where known peers and the sequence number are kept; None
-    keeps nothing.  `relay`: what to do for others that cannot be dialled.  `wall_time`: Unix time, to compare clocks with peers'.
+    keeps nothing.  `relay`: what to do for others that cannot be dialled.  `portmap`: ask the router to forward our ports.
+    `wall_time`: Unix time, to compare clocks with peers'.
     Raises `BindFailed` if addresses were given and none could be bound, before anything else happens.
     """
     net = Net(
@@ -402,6 +406,7 @@ async def open_net(
         transport=transport or TcpTransport(),
         rng=rng or random.Random(os.urandom(16)),
         relay=relay or RelayOffer(),
+        portmap=portmap,
         wall_time=wall_time,
     )
     listeners, failures = await bind_all(net._transport, listen)
