@@ -42,8 +42,8 @@ from .errors import Code, LocalProtocolError, RemoteProtocolError, known_code
 from .limits import DEFAULT_LIMITS, Limits
 from .messages import Ask, Begin, Done, Drop, Have, Key, Posted, Slot, Unslot, encode
 from .packing import Packing
-from .tensor import PLAIN, DType, check_shape
-from .transfers import NO_ORDER, LaneSource, OpenSlot, Queue, Transfer, full_bitmap
+from .tensor import PLAIN, DType
+from .transfers import NO_ORDER, LaneSource, OpenSlot, Queue, Transfer, checked, full_bitmap
 
 __all__ = ["NO_ORDER", "LaneSource", "SendEnded", "SenderChannel", "SenderEvent", "SlotsChanged"]
 
@@ -123,17 +123,7 @@ class SenderChannel:
         """
         if self._closed:
             raise LocalProtocolError("the channel is closed")
-        check_shape(shape)
-        if not data.c_contiguous:
-            raise LocalProtocolError("only contiguous memory can be sent")
-        data = data.cast("B")
-        if len(data) > self._limits.tensor_max_bytes:
-            raise LocalProtocolError(f"a tensor has at most {self._limits.tensor_max_bytes} bytes, not {len(data)}")
-        if order >= NO_ORDER:
-            raise LocalProtocolError(f"an order is below 2**63 - 1, which says that nothing is ready, not {order}")
-        ready = len(data) if ready_bytes is None else ready_bytes
-        if not 0 <= ready <= len(data):
-            raise LocalProtocolError(f"{ready} of {len(data)} bytes cannot be ready")
+        data, ready = checked(data, shape, order, ready_bytes, self._limits)
         slot = self._choose(key, len(data))
         if slot is None:
             raise LocalProtocolError(f"no slot for {len(data)} bytes under {key!r} is posted")

@@ -21,8 +21,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .chunks import OutChunk
-from .errors import Code, RemoteProtocolError
+from .errors import Code, LocalProtocolError, RemoteProtocolError
+from .limits import Limits
 from .messages import Begin, Key
+from .tensor import check_shape
 
 NO_ORDER = 2**63 - 1
 
@@ -35,6 +37,22 @@ def full_bitmap(count: int) -> int:
 def pack_bitmap(bits: int, count: int) -> bytes:
     """As ``Slot`` and ``Have`` carry it: bit i of byte i // 8, lowest first, no byte more than ``count`` chunks need."""
     return bits.to_bytes(-(-count // 8), "little")
+
+
+def checked(data: memoryview, shape: tuple[int, ...], order: int, ready_bytes: int | None, limits: Limits) -> tuple[memoryview, int]:
+    """What a transfer may begin with: the bytes, and how many from the front may go now.  Raises LocalProtocolError."""
+    check_shape(shape)
+    if not data.c_contiguous:
+        raise LocalProtocolError("only contiguous memory can be sent")
+    data = data.cast("B")
+    if len(data) > limits.tensor_max_bytes:
+        raise LocalProtocolError(f"a tensor has at most {limits.tensor_max_bytes} bytes, not {len(data)}")
+    if order >= NO_ORDER:
+        raise LocalProtocolError(f"an order is below 2**63 - 1, which says that nothing is ready, not {order}")
+    ready = len(data) if ready_bytes is None else ready_bytes
+    if not 0 <= ready <= len(data):
+        raise LocalProtocolError(f"{ready} of {len(data)} bytes cannot be ready")
+    return data, ready
 
 
 @dataclass(slots=True)

@@ -23,16 +23,15 @@ from functools import partial
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import precondition, rule
 
-from tests.wire.channel_links import CHUNK, GIVEN_BACK, LIMITS, POISON, SENT, Lane, Link, data_of
+from tests.wire.channel_applications import Applications
+from tests.wire.channel_links import CHUNK, LIMITS, POISON, Lane, Link, data_of
 from wire.chunks import PACKED_CHUNK
 from wire.delivered import DeliveredKeys
 from wire.errors import Code
 from wire.messages import Ask, Begin, Done, Drop, Have, Posted, Slot, Unslot, decode, encode
 from wire.planes import raw_size
-from wire.sending import SendEnded
-from wire.slots import ChunkReady, TensorDropped, TensorReceived
 from wire.tensor import DType
 
 LINKS = 2
@@ -43,11 +42,9 @@ links = st.integers(0, LINKS - 1)
 pick_lists = st.lists(st.integers(0, 1_000), min_size=1, max_size=12)
 
 
-class Channels(RuleBasedStateMachine):
+class Channels(Applications):
     def __init__(self) -> None:
         super().__init__()
-        self.delivered_once: set[tuple[int, ...]] = set()
-        self.given_back: list[bytearray] = []
         self.fresh_steps = itertools.count(5)
         self.packed = 0  # chunks
         self.start_node()
@@ -348,46 +345,6 @@ class Channels(RuleBasedStateMachine):
         self.collect(it)
         assert not it.slots and not it.transfers
         assert it.sender.transfers == 0 and it.receiver.open_slots == 0
-
-    # -- what applications see
-
-    def collect(self, it: Link) -> None:
-        for event in it.receiver.events():
-            if isinstance(event, ChunkReady):
-                it.announced.setdefault(event.slot, []).append((event.start, event.end, event.key))
-                continue
-            buffer = it.slots.pop(event.slot)  # KeyError: a second final event
-            it.announced.pop(event.slot, None)
-            assert event.buffer.obj is buffer
-            if isinstance(event, TensorReceived):
-                assert event.key not in self.delivered_once and event.key[1] != 4
-                assert bytes(event.buffer) == data_of(event.key)
-                self.delivered_once.add(event.key)
-            else:
-                assert isinstance(event, TensorDropped) and event.code is not Code.OK
-            buffer[:] = bytes([GIVEN_BACK]) * len(buffer)
-            self.given_back.append(buffer)
-        for ended in it.sender.events():
-            if isinstance(ended, SendEnded):
-                key, data, _ready = it.transfers.pop(ended.transfer)
-                assert key == ended.key
-                if ended.code is Code.OK:
-                    assert key in self.delivered_once
-                if ended.code is Code.DUPLICATE:
-                    assert key in self.delivered_once
-                data[:] = bytes([SENT]) * len(data)
-
-    @invariant()
-    def nothing_is_written_into_what_was_given_back(self) -> None:
-        assert all(buffer.count(GIVEN_BACK) == len(buffer) for buffer in self.given_back)
-        del self.given_back[:-32]
-
-    @invariant()
-    def what_was_announced_stays_as_it_is(self) -> None:
-        for it in self.links:
-            for slot, ranges in it.announced.items():
-                for start, end, key in ranges:
-                    assert it.slots[slot][start:end] == data_of(key)[start:end]
 
 
 TestChannels = Channels.TestCase

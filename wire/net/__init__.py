@@ -26,7 +26,8 @@ from wire.net.netevents import (
     SeedStateChanged,
     Traffic,
 )
-from wire.net.network import Net, open_net
+from wire.net.network import Net
+from wire.net.opening import open_net
 from wire.net.peer import Peer
 from wire.net.peerstatus import ConnectionStatus, PeerStatus, peer_status
 from wire.net.primary import PeerStats

@@ -8,8 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from wire.errors import WireError
-from wire.events import GoAwayReceived, HelloReceived, StreamOpened
+from wire.errors import StreamReset, WireError
+from wire.events import (
+    GoAwayReceived,
+    HelloReceived,
+    Readable,
+    StreamAccepted,
+    StreamFinished,
+    StreamOpened,
+    StreamWasReset,
+    Writable,
+)
 
 if TYPE_CHECKING:
     from wire.net.link import Link
@@ -28,6 +37,27 @@ class StreamEnd(Protocol):
     def on_reset(self, error: WireError) -> None:
         """Ended in both directions, by the peer or because the connection ended.  Nothing follows."""
         ...
+
+
+# What concerns one stream that exists, and nothing else.
+STREAM_EVENTS = (Readable, StreamFinished, Writable, StreamAccepted, StreamWasReset)
+
+
+def tell(ends: dict[int, StreamEnd], event: Readable | StreamFinished | Writable | StreamAccepted | StreamWasReset) -> None:
+    """Carry an event to the end of its stream, if somebody waits there; after a reset nobody does any more."""
+    end = ends.get(event.stream)
+    if isinstance(event, StreamWasReset):
+        if end is not None:
+            del ends[event.stream]
+            end.on_reset(StreamReset(event.code, event.detail))
+    elif end is None:
+        return
+    elif isinstance(event, Writable):
+        end.on_writable()
+    elif isinstance(event, StreamAccepted):
+        end.on_accepted()
+    else:
+        end.on_readable()
 
 
 class Owner(Protocol):

@@ -30,26 +30,14 @@ import trio
 
 from wire.address import Address
 from wire.connection import ConnectionState
-from wire.errors import Code, ConnectionLost, RemoteProtocolError, StreamReset, WireError, error_for
-from wire.events import (
-    Event,
-    GoAwayReceived,
-    HelloReceived,
-    Readable,
-    RttMeasured,
-    SessionClosed,
-    StreamAccepted,
-    StreamFinished,
-    StreamOpened,
-    StreamWasReset,
-    Writable,
-)
+from wire.errors import Code, ConnectionLost, RemoteProtocolError, WireError, error_for
+from wire.events import Event, GoAwayReceived, HelloReceived, RttMeasured, SessionClosed, StreamOpened
 from wire.identity import PeerId
 from wire.intake import Intake
 from wire.limits import Limits
 from wire.messages import SessionHello
 from wire.net.causes import heard_nothing
-from wire.net.ends import Owner, StreamEnd
+from wire.net.ends import STREAM_EVENTS, Owner, StreamEnd, tell
 from wire.net.linger import linger
 from wire.net.transport import Pipe, unsent
 from wire.remembered import RememberedWindows
@@ -369,18 +357,8 @@ class Link:
             self._dispatching = False
 
     def _carry(self, event: Event) -> None:
-        if isinstance(event, (Readable, StreamFinished)):
-            if (end := self.ends.get(event.stream)) is not None:
-                end.on_readable()
-        elif isinstance(event, Writable):
-            if (end := self.ends.get(event.stream)) is not None:
-                end.on_writable()
-        elif isinstance(event, StreamAccepted):
-            if (end := self.ends.get(event.stream)) is not None:
-                end.on_accepted()
-        elif isinstance(event, StreamWasReset):
-            if (end := self.ends.pop(event.stream, None)) is not None:
-                end.on_reset(StreamReset(event.code, event.detail))
+        if isinstance(event, STREAM_EVENTS):
+            tell(self.ends, event)
         elif isinstance(event, StreamOpened):
             if self._owner is not None:
                 self._owner.on_opened(self, event)

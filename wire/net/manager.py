@@ -1,7 +1,7 @@
 """Connections of the node as a whole: at most one peer object a peer, and who may stay.
 
 Three ways lead here: a connection came to us, we dialled an address, or we dialled a peer by what is known of it.  All end in
-`adopt`, which decides what the new connection is to the ones that exist (wire.md section 16; choose_primary in peer.py):
+`adopt`, which decides what the new connection is to the ones that exist (wire.md section 16; primary.py):
 
 * The same process at both ends of both (equal boot ids): one of them becomes primary by rule, the loser drains.
 * Another process with the same identity: the old connection is pinged.  If it answers within 3 s, two processes share an
@@ -28,21 +28,19 @@ from wire.events import GoAwayReceived, HelloReceived, StreamOpened
 from wire.identity import PeerId
 from wire.limits import Limits
 from wire.net.causes import ITSELF, Cause
+from wire.net.crowd import crowded
 from wire.net.dial import BackOff, DialFailed, DialRate, dial_from, plan_dial, race
 from wire.net.firstbytes import Greeted, read_greeting
 from wire.net.link import Link
-from wire.net.moved import Moved, end_orphans, prove_alive
+from wire.net.moved import end_orphans, prove_alive
 from wire.net.peer import Peer
+from wire.net.reconnect import reconnect
 from wire.net.services import Services
 from wire.net.transport import Pipe, Transport, literal
 from wire.net.upgrade import Local, upgrade
-from wire.pipeinfo import PipeInfo
 from wire.remembered import RememberedWindows
 
 log = logging.getLogger("wire.net")
-
-RECONNECT_S = 1.0  # whoever was dialled gives the other side so long to dial again
-RECONNECT_MOST_S = 5.0
 
 
 class _Shared:
@@ -87,7 +85,7 @@ class Manager:
         self._limits = limits
         self._crowds_allowed = scope is Scope.HOST  # a swarm on one machine
         self._rate = DialRate(limits, scope)
-        self._addresses = addresses
+        self.addresses = addresses
         self._connected = connected
         self._lost = lost
         self._dialled = dialled
@@ -97,7 +95,7 @@ class Manager:
         self._dialling: dict[PeerId, _Shared] = {}
         self._nursery: trio.Nursery | None = None
         self._closing = False
-        self._network_changed = trio.Event()
+        self.next_network = trio.Event()  # set and replaced when this machine's addresses change
 
     def start(self, nursery: trio.Nursery) -> None:
         """Peers and dials run in this nursery.  Its cancel ends every connection without a goodbye; `close` says one before."""
@@ -131,8 +129,8 @@ class Manager:
     def network_changed(self, gone: Collection[str]) -> None:
         """This machine's addresses are others, without `gone`: what failed says nothing any more, what stands may be dead."""
         self.backoff.forget_all()
-        self._network_changed.set()
-        self._network_changed = trio.Event()
+        self.next_network.set()
+        self.next_network = trio.Event()
         links = [link for peer in self.peers.values() for link in peer.all_links]
         for link in end_orphans(links, gone):
             if self._nursery is not None:
@@ -193,7 +191,7 @@ class Manager:
     async def _dial_shared(self, peer_id: PeerId, shared: _Shared) -> None:
         try:
             with shared.scope:
-                shared.peer = await self.dial(self._addresses(peer_id), expected=peer_id, target=str(peer_id))
+                shared.peer = await self.dial(self.addresses(peer_id), expected=peer_id, target=str(peer_id))
         except WireError as error:
             shared.error = error
         finally:
@@ -283,7 +281,7 @@ class Manager:
     async def _adopt(self, link: Link) -> Peer:
         if self._nursery is None or self._closing:
             raise error_for(Code.SHUTDOWN, local=True)
-        if self._crowded(link):
+        if not self._crowds_allowed and crowded(link, self.peers.values(), self._limits):
             self._turn_away(link, Code.RESOURCE_LIMIT)
             raise error_for(Code.RESOURCE_LIMIT, detail=f"too many connections from {link.pipe.info().remote[0]}")
         peer = self.peers.get(link.peer_id)
@@ -319,7 +317,7 @@ class Manager:
             interrupted=self._interrupted,
         )
         self.peers[link.peer_id] = peer
-        self.backoff.forget(self._addresses(link.peer_id))
+        self.backoff.forget(self.addresses(link.peer_id))
         self._nursery.start_soon(self._run_peer, peer)
         self._connected(peer, link)
         return peer
@@ -356,30 +354,8 @@ class Manager:
         if self._nursery is None or self._closing:
             peer.end(cause)
         else:
-            self._nursery.start_soon(self._reconnect, peer, cause, grace_s)
-
-    async def _reconnect(self, peer: Peer, cause: WireError, grace_s: float) -> None:
-        """Dial a peer again until a connection stands, it is known to be gone, or the time is up."""
-        told = grace_s == self._limits.resume_closed_s
-        with trio.move_on_after(grace_s):
-            if peer.dialled is None and not isinstance(cause, Moved):
-                await trio.sleep(RECONNECT_S)  # it dialled us, and does it again
-            pause_s = RECONNECT_S / 4
-            while not peer.links and not peer.closed:
-                known = [*self._addresses(peer.peer_id)]
-                addresses = known if peer.dialled is None else [peer.dialled, *known]
-                try:
-                    await self.dial(addresses, expected=peer.peer_id, target=str(peer.peer_id), patient=True)
-                except DialFailed as failed:
-                    if told and failed.causes and all(item.kind == "refused" for item in failed.causes.values()):
-                        break  # its machine answers, its process is not there
-                except WireError as error:
-                    log.debug("reconnecting %s: %s", peer.peer_id, error)
-                with trio.move_on_after(pause_s) as pause:
-                    await self._network_changed.wait()
-                pause_s = min(2 * pause_s, RECONNECT_MOST_S) if pause.cancelled_caught else RECONNECT_S / 4
-        if not peer.links:
-            peer.end(cause)
+            told = grace_s == self._limits.resume_closed_s
+            self._nursery.start_soon(lambda: reconnect(self, peer, cause, grace_s, told=told))
 
     async def _answers(self, peer: Peer) -> bool:
         """Whether the process behind the old connection answers a ping."""
@@ -387,20 +363,6 @@ class Manager:
         with trio.move_on_after(self._limits.duplicate_ping_timeout_s):
             return link is not None and await link.answers()
         return False
-
-    def _crowded(self, link: Link) -> bool:
-        """Too many connections from one address: one router may hide a lab, but not a crowd."""
-        if link.initiator or self._crowds_allowed:
-            return False
-        info, limits = link.pipe.info(), self._limits
-        most = limits.connections_per_ip_guests if link.guest else limits.connections_per_ip_members
-        same = (
-            other
-            for peer in self.peers.values()
-            for other in peer.all_links
-            if not other.initiator and other.guest == link.guest and _place(other.pipe.info()) == _place(info)
-        )
-        return sum(1 for _ in same) >= most
 
     def _refuse_crowd(self, link: Link) -> NoReturn:
         self._turn_away(link, Code.RESOURCE_LIMIT)
@@ -412,11 +374,6 @@ class Manager:
         link.taken = True
         self._nursery.start_soon(link.run, _Nobody())
         link.goaway(code)
-
-
-def _place(info: PipeInfo) -> str:
-    """Where a connection comes from, for counting: a host, or a relay."""
-    return info.remote[0] if info.relay is None else str(info.relay)
 
 
 class _Nobody:

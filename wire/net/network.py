@@ -1,4 +1,4 @@
-"""The network of a node behind one object: `async with open_net(...) as net`.
+"""The network of a node behind one object; `open_net` (opening.py) makes it.
 
 What belongs together here and nowhere else: listeners, discovery, the peer book, the node's own signed record, and the manager of
 connections.  Each is a file of its own that does not know the others; this one connects them and owns their nursery.
@@ -26,7 +26,7 @@ from wire.envelope import OpenedRecord
 from wire.errors import Code, error_for
 from wire.hello import preferred_ciphers
 from wire.identity import Identity, PeerId
-from wire.limits import DEFAULT_LIMITS, Limits
+from wire.limits import Limits
 from wire.messages import SeedListAsk, SessionHello, Want
 from wire.net import discovery, exchange
 from wire.net.access import Access
@@ -54,7 +54,7 @@ from wire.net.relay import RelayOffer
 from wire.net.seedlist import SeedEntry, SeedList
 from wire.net.seeds import SeedState
 from wire.net.services import ChannelHandler, Handler, Service, Services, TensorService, calls
-from wire.net.transport import Listener, TcpTransport, Transport, literal_text
+from wire.net.transport import Listener, Transport, literal_text
 from wire.net.upgrade import Local
 from wire.net.wanted import Wanted
 from wire.net.watch import Watch
@@ -274,6 +274,19 @@ class Net:
 
     # -- from start to end
 
+    @asynccontextmanager
+    async def running(self, listen: Sequence[Address]) -> AsyncIterator[None]:
+        """For `open_net`, once: the network works while the block runs.  Raises `BindFailed` before anything else happens."""
+        listeners, failures = await bind_all(self._transport, listen)
+        async with trio.open_nursery() as nursery:
+            try:
+                self._start(listeners, failures, nursery)
+                yield
+            finally:
+                with trio.CancelScope(shield=True):
+                    await self._stop()
+                nursery.cancel_scope.cancel()
+
     def _start(self, listeners: list[Listener], failures: Sequence[tuple[Address, str]], nursery: trio.Nursery) -> None:
         self._nursery = nursery
         self.manager.start(nursery)
@@ -364,57 +377,3 @@ class Net:
         missed = peer.used and peer.dialled is not None and not peer.guest and not kept
         self._wanted.lost(peer.peer_id, peer.reason, missed=missed)
         self._announcer.emit(PeerLost(peer.peer_id, peer.reason))
-
-
-@asynccontextmanager
-async def open_net(
-    identity: Identity,
-    *,
-    run: bytes | None,
-    listen: Sequence[Address] = (),
-    scope: Scope = Scope.INTERNET,
-    seeds: SeedList | None = None,
-    data_dir: Path | None = None,
-    announce: Sequence[Address] = (),
-    limits: Limits = DEFAULT_LIMITS,
-    capabilities: Sequence[str] = (),
-    agent: str = "plnode/0.1",
-    transport: Transport | None = None,
-    rng: random.Random | None = None,
-    relay: RelayOffer | None = None,
-    portmap: bool = False,
-    wall_time: Callable[[], float] = time.time,
-) -> AsyncIterator[Net]:
-    """The network of this node, running while the block runs.
-
-    `run`: run id of 32 bytes; None for a newcomer without a manifest, or a seed for all runs.  `listen`: addresses to bind, port
-    0 for any; none at all for a node that only dials.  `data_dir`: where known peers and the sequence number are kept; None
-    keeps nothing.  `relay`: what to do for others that cannot be dialled.  `portmap`: ask the router to forward our ports.
-    `wall_time`: Unix time, to compare clocks with peers'.
-    Raises `BindFailed` if addresses were given and none could be bound, before anything else happens.
-    """
-    net = Net(
-        identity,
-        run=run,
-        scope=scope,
-        seeds=seeds,
-        data_dir=data_dir,
-        announce=announce,
-        limits=limits,
-        capabilities=capabilities,
-        agent=agent,
-        transport=transport or TcpTransport(),
-        rng=rng or random.Random(os.urandom(16)),
-        relay=relay or RelayOffer(),
-        portmap=portmap,
-        wall_time=wall_time,
-    )
-    listeners, failures = await bind_all(net._transport, listen)
-    async with trio.open_nursery() as nursery:
-        try:
-            net._start(listeners, failures, nursery)
-            yield net
-        finally:
-            with trio.CancelScope(shield=True):
-                await net._stop()
-            nursery.cancel_scope.cancel()

@@ -2,20 +2,11 @@
 
 A `Peer` lives from the first connection to a peer id until the peer is gone.  It has one control connection and the lanes that
 belong to it; when two nodes dial each other at the same moment there are two control connections for a while, both usable
-until the loser has drained.  Which of them is *primary*, that is where new streams go, is a pure function (`choose_primary`) that
-both ends compute alike:
-
-* a higher generation wins: it was made after one side had lost all connections, so the others are dead, seen or unseen;
-* of one generation a direct connection wins over one through a relay;
-* connections dialled by the peer with the lower id win over those dialled by the other, so both ends keep the same one;
-* among connections of one initiator the newest wins, because it made a new one for a reason.
-
-The initiator of the winner tells the loser goodbye (SUPERSEDED): it is the last of the two to know that the winner stands, so
-no end is ever without a connection.  Streams on the loser finish where they are; tensor channels move (channels.py).
+until the loser has drained.  Which of them is *primary*, that is where new streams go, both ends compute alike (primary.py).
+Streams on the loser finish where they are; tensor channels move (channels.py).
 
 A peer whose last connection is lost without a goodbye is *interrupted*, not gone, if tensor channels exist: the manager dials it
-again, and calls wait.  How long depends on what ended it.  If our kernel was told (FIN, RST) a living peer dials at once, so 5 s
-suffice, and a refused dial says that the process is gone; after silence its line is down or its address has changed: 60 s.
+again (reconnect.py), and calls wait.
 
 Everything that runs for a peer runs in its own nursery; the peer's death, lie or silence ends that and nothing else.
 """
@@ -40,7 +31,7 @@ from wire.net.causes import may_come_back
 from wire.net.channels import Channels
 from wire.net.lanes import Lanes, ask_for_lanes
 from wire.net.link import Link
-from wire.net.primary import PeerStats, Tally, choose_primary, gauges
+from wire.net.primary import PeerStats, Tally, choose_primary, gauges, retire
 from wire.net.receiver import TensorReceiver
 from wire.net.sender import TensorSender
 from wire.net.services import Services, TensorService, housekeeping
@@ -307,11 +298,7 @@ class Peer:
         if before != self.path:
             self.moved(self, before)
         self._channels.move_to(primary, self._lanes[primary].usable())
-        for link in list(self.links):
-            if link.generation < primary.generation:
-                link.fail(ConnectionLost("the peer has lost this connection and made another"))
-            elif primary.initiator and link is not primary:
-                link.goaway(Code.SUPERSEDED)
+        retire(self.links, primary)
 
     def _start(self, nursery: trio.Nursery, link: Link) -> None:
         nursery.start_soon(self._run_link, link)

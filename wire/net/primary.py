@@ -1,4 +1,16 @@
-"""Which of several connections to one peer is the primary one, and what is counted of them all; see peer.py for the rule's reasons."""
+"""Which of several connections to one peer is the primary one, and what is counted of them all.
+
+Two nodes that dial each other at the same moment have two connections.  The rule is a pure function of what both ends know, so both
+keep the same one:
+
+* a higher generation wins: it was made after one side had lost all connections, so the others are dead, seen or unseen;
+* of one generation a direct connection wins over one through a relay;
+* connections dialled by the peer with the lower id win over those dialled by the other, so both ends keep the same one;
+* among connections of one initiator the newest wins, because it made a new one for a reason.
+
+The initiator of the winner tells the loser goodbye (SUPERSEDED): it is the last of the two to know that the winner stands, so
+no end is ever without a connection.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from wire.errors import Code, ConnectionLost
 from wire.identity import PeerId
 from wire.net.link import Link
 from wire.packing import PackingStats
@@ -38,6 +51,15 @@ def choose_primary(links: Sequence[Link], own: PeerId) -> Link | None:
     lower_is_ours = own < live[0].peer_id
     by_lower = [link for link in live if link.initiator == lower_is_ours]
     return (by_lower or live)[-1]
+
+
+def retire(links: Sequence[Link], primary: Link) -> None:
+    """Let the others drain if we dialled `primary`; what is of an older generation is dead and ends now."""
+    for link in list(links):
+        if link.generation < primary.generation:
+            link.fail(ConnectionLost("the peer has lost this connection and made another"))
+        elif primary.initiator and link is not primary:
+            link.goaway(Code.SUPERSEDED)
 
 
 def gauges(links: Sequence[Link]) -> dict[str, int]:

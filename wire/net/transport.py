@@ -11,20 +11,7 @@ What goes wrong with the obvious ways, and what was chosen:
   So plain non-blocking sockets are used with `trio.lowlevel.wait_readable / wait_writable`, which is all trio does inside.
 * After a short read the socket is almost surely empty.  Trying again first costs one failed system call a message
   (about 1 us and an exception, 3 % of a small round trip), so a short read is followed by waiting.
-* `SO_SNDBUF` and `SO_RCVBUF` are never set: setting either turns the kernel's autotuning off, and with it every path whose
-  bandwidth-delay product is larger than the constant (tcp(7)).
-* `TCP_NOTSENT_LOWAT` (Linux, macOS): the socket reports "writable" only while less than that many bytes wait unsent, so a
-  control record never stands behind megabytes that the kernel already owns.  16 KiB: a control frame under saturating bulk
-  on 200 Mbit/s needed 8 ms at the median with it, 54 ms without.  A line of 10 Gbit/s empties 16 KiB in 13 us, less than it takes
-  to wake a task, so on fast lines it is what goes in 1 ms, up to 256 KiB (`unsent_most`): with bbr on loopback a MiB then took
-  4 system calls and 600 us of the sender's time, and 12 and 800 us with 16 KiB.
-* `TCP_CONGESTION = bbr`: with 0.1 % loss at 80 ms one cubic connection carries ~20 of 200 Mbit/s, bbr ~149.  A kernel that
-  refuses is no error; the name in force is read back and shown.
-* Not within one machine, which is cubic's: bbr paces by its estimate of a line, there is none, and what it estimates instead (when
-  the scheduler ran whom) halved the throughput of most connections, 1,650 against 3,370 MiB/s.
-* `SO_REUSEPORT` on the listener lets a dial leave from its port, so that a router maps the very port that others will be told
-  (hole punching; both sockets need the option).  Alone it would also let a second process on that port silently take half of the
-  connections, so a socket without it is bound first: that one fails with "in use".
+* Which options a socket gets, and why, is a theory of its own: sockoptions.py.
 """
 
 from __future__ import annotations
@@ -32,7 +19,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -41,20 +27,14 @@ from typing import Protocol
 import trio
 
 from wire.address import Address
+from wire.net.sockoptions import check_free, congestion_for, set_congestion, set_unsent_most, share_port, socket_name, unsent_most
 from wire.path import DIRECT, Path
-from wire.pipeinfo import PipeInfo, same_machine
+from wire.pipeinfo import PipeInfo
 
 # Buffers in one sendmsg call: the kernel's IOV_MAX (POSIX asks for >= 16, Linux and the BSDs give 1024).
 MAX_BUFFERS = 1024
 # Connections that the kernel completes while the accept loop is busy; Linux caps it at net.core.somaxconn (4096).
 BACKLOG = 512
-# Unsent bytes at which a socket counts as writable again; see above.  Python names the option only on some platforms.
-NOTSENT_LOWAT_BYTES = 16 * 1024
-NOTSENT_LOWAT_MOST_BYTES = 256 * 1024  # one largest record
-NOTSENT_LOWAT_S = 0.001  # a fifth of the scheduling quantum (`Limits.record_quantum_s`): it adds little to what control waits
-_TCP_NOTSENT_LOWAT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", 25 if sys.platform == "linux" else None)
-_TCP_CONGESTION: int | None = getattr(socket, "TCP_CONGESTION", None)
-_SO_REUSEPORT: int | None = getattr(socket, "SO_REUSEPORT", None)
 _HAS_SENDMSG = hasattr(socket.socket, "sendmsg")
 
 
@@ -145,35 +125,11 @@ def literal_text(host: str, port: int) -> str:
         return ""
 
 
-def unsent_most(bytes_per_s: float) -> int:
-    """Unsent bytes that a socket may hold at this rate: a power of two, so that it changes rarely."""
-    most = NOTSENT_LOWAT_BYTES
-    while most < NOTSENT_LOWAT_MOST_BYTES and 2 * most <= bytes_per_s * NOTSENT_LOWAT_S:
-        most *= 2
-    return most
-
-
-def _congestion(local: str, remote: str) -> str:
-    """The congestion control to ask for between two hosts; see the module."""
-    return "cubic" if same_machine(local, remote) else "bbr"
-
-
 def _plain(name: object) -> tuple[str, int]:
     """(host, port) out of a socket name of two or four parts (FIND-13)."""
     if isinstance(name, tuple) and len(name) >= 2:
         return str(name[0]).partition("%")[0], int(name[1])
     return str(name), 0
-
-
-def _socket_name(address: Address) -> tuple[str, int] | tuple[str, int, int, int]:
-    """What the kernel is told: a zone is a number of its own there, and one that stands in the host alone is lost (FIND-13).
-
-    Raises OSError for an interface that this machine has not.
-    """
-    host, _, zone = address.host.partition("%")
-    if not zone:
-        return host, address.port
-    return host, address.port, 0, int(zone) if zone.isdigit() else socket.if_nametoindex(zone)
 
 
 class TcpPipe:
@@ -188,13 +144,8 @@ class TcpPipe:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._unsent_most = 0
         self.taking(0.0)
-        local, remote, in_force = _plain(sock.getsockname()), _plain(sock.getpeername()), ""
-        if _TCP_CONGESTION is not None:
-            wanted = _congestion(local[0], remote[0]) if congestion is None else congestion
-            with suppress(OSError):
-                sock.setsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, wanted.encode("ascii"))
-            with suppress(OSError):
-                in_force = sock.getsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, 16).partition(b"\0")[0].decode("ascii")
+        local, remote = _plain(sock.getsockname()), _plain(sock.getpeername())
+        in_force = set_congestion(sock, congestion_for(local[0], remote[0]) if congestion is None else congestion)
         self._info = PipeInfo("tcp", local, remote, in_force, path)
 
     def info(self) -> PipeInfo:
@@ -247,9 +198,7 @@ class TcpPipe:
         most = unsent_most(bytes_per_s)
         if most != self._unsent_most:
             self._unsent_most = most
-            if _TCP_NOTSENT_LOWAT is not None:
-                with suppress(OSError):
-                    self._sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, most)
+            set_unsent_most(self._sock, most)
 
     async def send_eof(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -321,23 +270,6 @@ class TcpListener:
             self._sock.close()
 
 
-def _share_port(sock: socket.socket) -> None:
-    """Before `bind`: a restart may bind while old connections linger, and a dial may leave from a listener's port."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if _SO_REUSEPORT is not None:
-        sock.setsockopt(socket.SOL_SOCKET, _SO_REUSEPORT, 1)
-
-
-def _check_free(family: socket.AddressFamily, address: Address) -> None:
-    """Raises OSError (EADDRINUSE) if another socket listens on that port, whatever options it has."""
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        probe.bind(_socket_name(address))
-        probe.listen(1)
-
-
 class TcpTransport:
     """TCP over IPv4 and IPv6.  `congestion`: the congestion control to ask for on every connection; None for the module's choice.
 
@@ -356,9 +288,9 @@ class TcpTransport:
         try:
             sock.setblocking(False)
             if local_port:
-                _share_port(sock)
+                share_port(sock)
                 sock.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", local_port))
-            code = sock.connect_ex(_socket_name(address))
+            code = sock.connect_ex(socket_name(address))
             if code == errno.EINPROGRESS:
                 await trio.lowlevel.wait_writable(sock.fileno())
                 code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -381,9 +313,9 @@ class TcpTransport:
             if family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # one listener a family: no mapped addresses
             if address.port:
-                _check_free(family, address)
-            _share_port(sock)
-            sock.bind(_socket_name(address))
+                check_free(family, address)
+            share_port(sock)
+            sock.bind(socket_name(address))
             sock.listen(BACKLOG)
             return TcpListener(sock, self._congestion)
         except BaseException:

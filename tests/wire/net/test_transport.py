@@ -15,17 +15,8 @@ from hypothesis import strategies as st
 
 from tests.wire.net.worlds import descriptors
 from wire.address import Address
-from wire.net.transport import (
-    NOTSENT_LOWAT_BYTES,
-    NOTSENT_LOWAT_MOST_BYTES,
-    TcpPipe,
-    TcpTransport,
-    _congestion,
-    literal,
-    send_all,
-    unsent,
-    unsent_most,
-)
+from wire.net.sockoptions import NOTSENT_LOWAT_BYTES, NOTSENT_LOWAT_MOST_BYTES, congestion_for, unsent_most
+from wire.net.transport import TcpPipe, TcpTransport, literal, send_all, unsent
 
 LOOPBACK = Address("127.0.0.1", 0)
 
@@ -218,4 +209,4 @@ def test_unsent_bytes_are_a_millisecond_of_the_line(bytes_per_s: float, bytes_un
     ],
 )
 def test_bbr_is_for_lines(local: str, remote: str, wanted: str) -> None:
-    assert _congestion(local, remote) == wanted
+    assert congestion_for(local, remote) == wanted
