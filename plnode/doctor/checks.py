@@ -19,6 +19,7 @@ from enum import StrEnum
 
 from plnode.doctor.facts import Device, Disk, Line, Network, SeedSeen, Versions
 from plnode.observe.lines import quantity, short_id
+from wire.limits import DEFAULT_LIMITS
 
 __all__ = [
     "Check", "Verdict", "bandwidth", "clock", "congestion", "descriptors", "device", "disk", "listening", "reachability", "relaying",
@@ -27,9 +28,9 @@ __all__ = [
 
 PYTHON_LEAST = (3, 11)  # both as pyproject.toml has them
 TORCH_LEAST = (2, 6)
-CLOCK_BAD_S = 300.0  # wire's `expiry_grace_s`: beyond it signed records count as expired on both sides
-CLOCK_WARN_S = 2.0  # wire's `clock_warn_s`
-CLOCK_PEERS = 3  # wire's `clock_peers_min`
+CLOCK_BAD_S = DEFAULT_LIMITS.expiry_grace_s  # beyond it signed records count as expired on both sides
+CLOCK_WARN_S = DEFAULT_LIMITS.clock_warn_s
+CLOCK_PEERS = DEFAULT_LIMITS.clock_peers_min
 DESCRIPTORS_LEAST = 128  # a data folder, torch's files and a few dozen connections
 SLOW_BYTES_PER_S = 1e6 / 8  # below a megabit even small tensors take seconds
 
@@ -107,7 +108,9 @@ def descriptors(limit: int, connections_most: int) -> Check:
     fix = f"ulimit -n {4 * connections_most} before the start (systemd: LimitNOFILE=)"
     if limit < DESCRIPTORS_LEAST:
         return Check("descriptors", Verdict.BAD, found, fix)
-    return Check("descriptors", Verdict.WARNING if limit // 4 < connections_most else Verdict.OK, found, fix * (limit // 4 < connections_most))
+    if limit // 4 < connections_most:
+        return Check("descriptors", Verdict.WARNING, found, fix)
+    return Check("descriptors", Verdict.OK, found)
 
 
 def congestion(bbr: str | None) -> Check:
@@ -122,10 +125,11 @@ def congestion(bbr: str | None) -> Check:
 
 def listening(facts: Network) -> Check:
     """Where others would knock."""
-    if facts.not_bound:
-        return Check("addresses", Verdict.BAD, facts.not_bound, "choose another port with --listen, or stop what uses it")
     by = "the running node listens on" if facts.running else "listened on"
     found = f"{by} {', '.join(facts.bound) or 'nothing'}"
+    if facts.not_bound:
+        fix = "choose other addresses with --listen, or stop what uses the port"
+        return Check("addresses", Verdict.WARNING if facts.bound else Verdict.BAD, f"{found}; {facts.not_bound}", fix)
     if not facts.fixed_port and not facts.running and facts.scope == "internet":
         fix = "name a port, so that a router can forward it: --listen 0.0.0.0:4001"
         return Check("addresses", Verdict.WARNING, f"{found}; the port is another at each start", fix)

@@ -86,7 +86,7 @@ def _device(settings: Settings) -> Device:
         import torch
 
         if not torch.cuda.is_available():
-            built = torch.backends.cuda.is_built()
+            built = torch.version.cuda is not None
             lacking = "torch finds no GPU and driver that work" if built else "this torch was built without CUDA"
         else:
             try:

@@ -13,7 +13,7 @@ The line is measured with perf/1: to each peer over one connection, since that i
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,20 +22,24 @@ from typing import Any
 import trio
 
 from plnode.doctor.facts import Line, Network, PeerSeen, SeedSeen
-from plnode.observe.status import ask
+from plnode.exits import BadInput
+from plnode.observe.status import NodeAbsent, ask
 from plnode.settings import Settings
 from wire.address import Scope
 from wire.errors import Code, WireError
 from wire.identity import Identity
 from wire.limits import DEFAULT_LIMITS
-from wire.net import BindFailed, Net, Peer, PeerStatus, RelayOffer, SeedList, SeedStatus, open_net
+from wire.net import BindFailed, Net, Peer, PeerStatus, RelayOffer, SeedList, SeedStatus, TcpTransport, open_net
+from wire.net.listen import bind_all
 from wire.net.perf import measure
+from wire.reachability import Reach
 
 __all__ = ["Surroundings", "entered", "lines_to_peers", "settled", "told_by_node"]
 
 WAIT_S = 25.0
 HOPELESS_S = 5.0
 MEET_S = 10.0  # for members whose addresses are known: a dial, or a circuit and then a punch
+DIALLED_BACK_S = DEFAULT_LIMITS.reach_dial_s + 1.0  # the first checker has given up by then
 LOOK_S = 0.1
 MEMBERS = 8  # enough for three checkers and three lines, few enough to be nobody's burden
 LINES = 3
@@ -49,8 +53,12 @@ _REFUSALS = {
 
 
 def told_by_node(data_dir: Path, settings: Settings) -> Network:
-    """What the node that runs on the folder says.  Raises BadInput if none answers."""
-    return from_status(json.loads(ask(data_dir)), settings)
+    """What the node that runs on the folder says.  Raises BadInput if what holds the folder is none, or does not answer."""
+    try:
+        return from_status(json.loads(ask(data_dir)), settings)
+    except NodeAbsent:
+        remedy = "Wait until that command has ended (`plnode bench` also takes it), or look without --data."
+        raise BadInput(f"another process uses the data folder {data_dir}, and it is no node that could be asked", remedy) from None
 
 
 def from_status(document: dict[str, Any], settings: Settings) -> Network:
@@ -140,7 +148,9 @@ def settled(facts: Network, elapsed_s: float, *, missing: int) -> bool:
     heard = bool(facts.seeds) and all(seed.state != SeedStatus.DIALLING for seed in facts.seeds)
     if not facts.peers:
         return heard and elapsed_s >= HOPELESS_S
-    reached = facts.scope != Scope.INTERNET or facts.access in ("direct", "relayed")
+    # A relay may be found before the first dial-back has failed or not: then "relayed" is not the last word.
+    relayed = facts.access == "relayed" and facts.nat != Reach.UNKNOWN and elapsed_s >= DIALLED_BACK_S
+    reached = facts.scope != Scope.INTERNET or facts.access == "direct" or relayed
     timed = all(peer.rtt_s is not None for peer in facts.peers)
     return heard and reached and timed and (not missing or elapsed_s >= MEET_S)
 
@@ -154,10 +164,13 @@ async def entered(settings: Settings, identity: Identity, run: bytes, seeds: See
     """The network as the node would have it, but nothing is kept on the disk.  Without the port if that cannot be had."""
     listen, not_bound = settings.listen, ""
     try:
-        async with open_net(identity, listen=listen, scope=settings.scope):
-            pass  # only to learn whether the addresses can be bound: nobody is dialled without seeds
-    except BindFailed as busy:
-        listen, not_bound = (), str(busy)
+        listeners, failures = await bind_all(TcpTransport(), listen)
+        for listener in listeners:
+            listener.close()
+    except BindFailed as none_of_them:
+        failures, listen = list(none_of_them.failures), ()
+    if failures:
+        not_bound = "cannot listen: " + "; ".join(f"{address}: {why}" for address, why in failures)
     async with open_net(
         identity,
         run=run,
@@ -171,7 +184,7 @@ async def entered(settings: Settings, identity: Identity, run: bytes, seeds: See
         yield Surroundings(net, settings, not_bound)
 
 
-async def lines_to_peers(net: Net, seconds: float, waiting: Callable[[str], None]) -> AsyncIterator[Line]:
+async def lines_to_peers(net: Net, seconds: float, waiting: Callable[[str], None]) -> AsyncGenerator[Line, None]:
     """The line to up to three members that answer perf/1, one after the other: together they would share ours."""
     found = 0
     for peer in net.peers():
