@@ -29,7 +29,7 @@ from wire.address import Scope
 from wire.errors import Code, WireError
 from wire.identity import Identity
 from wire.limits import DEFAULT_LIMITS
-from wire.net import BindFailed, Net, Peer, PeerStatus, RelayOffer, SeedList, SeedStatus, TcpTransport, open_net
+from wire.net import BindFailed, Net, Peer, PeerStatus, RelayOffer, SeedList, SeedStatus, TcpTransport, Transport, open_net
 from wire.net.listen import bind_all
 from wire.net.perf import measure
 from wire.reachability import Reach
@@ -160,11 +160,14 @@ def _rtt(status: PeerStatus | None) -> float | None:
 
 
 @asynccontextmanager
-async def entered(settings: Settings, identity: Identity, run: bytes, seeds: SeedList | None) -> AsyncIterator[Surroundings]:
+async def entered(
+    settings: Settings, identity: Identity, run: bytes, seeds: SeedList | None, *, transport: Transport | None = None
+) -> AsyncIterator[Surroundings]:
     """The network as the node would have it, but nothing is kept on the disk.  Without the port if that cannot be had."""
+    transport = transport or TcpTransport()
     listen, not_bound = settings.listen, ""
     try:
-        listeners, failures = await bind_all(TcpTransport(), listen)
+        listeners, failures = await bind_all(transport, listen)
         for listener in listeners:
             listener.close()
     except BindFailed as none_of_them:
@@ -179,6 +182,7 @@ async def entered(settings: Settings, identity: Identity, run: bytes, seeds: See
         seeds=seeds,
         announce=settings.announce,
         limits=_LIMITS,
+        transport=transport,
         relay=RelayOffer(False, 0),  # gone in half a minute: nobody should build on it
     ) as net:
         yield Surroundings(net, settings, not_bound)
