@@ -222,7 +222,8 @@ def bandwidth(line: Line, bytes_per_token: float) -> Check:
         return Check(name, Verdict.SKIPPED, line.refused)
     rtt = "not known" if line.rtt_s is None else f"{line.rtt_s * 1000:.3g} ms"
     both = " and ".join(f"{_mbit(rate)} {way}" for rate, way in ((line.up_bytes_per_s, "up"), (line.down_bytes_per_s, "down")))
-    found = f"{line.path}, round trip {rtt}, {both}"
+    over = f"over {line.lanes} lane(s)" if line.lanes else "over one connection"
+    found = f"{line.path} {over}{f' of {line.congestion}' if line.congestion else ''}, round trip {rtt}, {both}"
     rates = [rate for rate in (line.up_bytes_per_s, line.down_bytes_per_s) if rate is not None]
     if len(rates) < 2:
         return Check(name, Verdict.WARNING, found, "too little came through: is something else using the line?")

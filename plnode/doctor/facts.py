@@ -60,9 +60,9 @@ class Machine:
     allowed_bytes: int | None
     """The setting `memory`."""
     available_bytes: int
-    """What the system says could be had now."""
+    """What a node that was told nothing would take for its stage."""
     limit_bytes: int
-    """The machine's memory, or the container's limit if that is lower."""
+    """The machine's memory, or what a container's limit leaves for a stage if that is lower."""
     descriptors: int
     connections_most: int
     """Inbound connections that a node takes when nothing limits it."""
@@ -121,6 +121,10 @@ class Line:
 
     peer_id: str
     path: str
+    congestion: str
+    """Congestion control; "" if it is not known."""
+    lanes: int
+    """Bulk connections beside the control connection, at most, while it was measured; 0: that one carried everything."""
     rtt_s: float | None
     up_bytes_per_s: float | None
     down_bytes_per_s: float | None

@@ -19,24 +19,25 @@ import psutil
 
 from plnode.doctor.facts import Device, Disk, Machine, Versions
 from plnode.manifest import PROTOCOL, Manifest
+from plnode.memory import room_for_stage, system_limit
 from plnode.settings import Settings
 from wire.limits import DEFAULT_LIMITS
 from wire.net.interfaces import descriptor_limit
-from wire.net.memory import lower_limit
 
 __all__ = ["look_at_disk", "look_at_machine"]
 
 
 def look_at_machine(settings: Settings, manifest: Manifest) -> Machine:
     """Some seconds, for torch is imported."""
-    memory = psutil.virtual_memory()
+    total, limit = psutil.virtual_memory().total, system_limit()
+    room = room_for_stage(None, limit_bytes=limit)
     return Machine(
         versions=_versions(manifest),
         disk=look_at_disk(settings.data_dir),
         device=_device(settings),
         allowed_bytes=settings.memory_bytes,
-        available_bytes=memory.available,
-        limit_bytes=lower_limit(memory.total),
+        available_bytes=max(room.stage_bytes, 0),
+        limit_bytes=total if limit is None else max(limit - room.set_aside_bytes, 0),
         descriptors=descriptor_limit(),
         connections_most=DEFAULT_LIMITS.inbound_connections_max,
         bbr=_bbr(),

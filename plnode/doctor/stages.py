@@ -1,11 +1,11 @@
 """Which stages of a run fit into this machine's memory.
 
-A node says how much it has, and is only given a stage whose least need fits (`plnode/participant.py`); so the figure compared with here
-is the node's own: the setting, or what the system says is available now.  With the least need a stage works but repeats forwards,
-a third more compute; it keeps all graphs only with the whole need.
+A node says how much it has, and is only given a stage whose least need fits; so the figure compared with here is the node's own
+(`plnode/memory.py`): the setting, or what is available now and what a container's limit leaves.  With the least need a stage works
+but repeats forwards, a third more compute; it keeps all graphs only with the whole need.
 
-Two limits that the node's figure does not know can be lower, and then the stage dies later: the memory of the GPU and the limit of
-a container.
+Two limits can be lower than that figure, and then the stage dies later: the memory of the GPU, and a container's limit below what the
+owner has set.
 
 Runs have up to 256 stages, of which the middle ones are alike: neighbours of one fate are one line.
 """
@@ -77,7 +77,7 @@ def _figure(machine: Machine) -> Check:
             return Check("memory", Verdict.WARNING, found, fix)
     node = machine.available_bytes if allowed is None else allowed
     if has < node:
-        fix = f"say so to the node, which does not know: --memory {max(has >> 20, 1)}MiB"
+        fix = f"a node would be killed beyond that; allow it no more: --memory {max(has >> 20, 1)}MiB"
         return Check("memory", Verdict.WARNING, f"{found}, but the device or the container has only {quantity(has, 'B')}", fix)
     return Check("memory", Verdict.OK, found)
 

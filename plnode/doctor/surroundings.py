@@ -7,7 +7,7 @@ How long to wait is the question here.  A seed answers within a second, but its 
 others reach us take a dial-back from each of three networks, and a relay is looked for after those.  So it is waited until everything
 that could still get better has been heard, at most `WAIT_S`; and when no seed answers and nobody is there, only `HOPELESS_S`.
 
-The line is measured with perf/1: to each peer over one connection, since that is what the protocol measures, and once a minute.
+The line is measured with perf/1, once a minute and peer, each direction on one stream: so over one lane, how many there are besides.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from wire.identity import Identity
 from wire.limits import DEFAULT_LIMITS
 from wire.net import BindFailed, Net, Peer, PeerStatus, RelayOffer, SeedList, SeedStatus, TcpTransport, Transport, open_net
 from wire.net.listen import bind_all
-from wire.net.perf import measure
+from wire.net.perf import Progress, measure
 from wire.reachability import Reach
 
 __all__ = ["Surroundings", "entered", "lines_to_peers", "settled", "told_by_node"]
@@ -202,13 +202,15 @@ async def lines_to_peers(net: Net, seconds: float, waiting: Callable[[str], None
 
 async def _line(peer: Peer, seconds: float, waiting: Callable[[str], None]) -> Line | None:
     """None if the peer does not offer it: a seed."""
-    peer_id, path, refused, measured = str(peer.peer_id), str(peer.path), "", None
+    peer_id, path, refused, measured, lanes = str(peer.peer_id), str(peer.path), "", None, 0
+
+    def progress(now: Progress) -> None:
+        nonlocal lanes
+        lanes = max(lanes, 0 if peer.lanes is None else len(peer.lanes.usable()))
+        waiting(f"measuring the line to {peer.peer_id.short}: {now.what}, {now.elapsed_s:.0f} of {now.total_s:.0f} s")
+
     try:
-        measured = await measure(
-            peer,
-            seconds=seconds,
-            progress=lambda p: waiting(f"measuring the line to {peer.peer_id.short}: {p.what}, {p.elapsed_s:.0f} of {p.total_s:.0f} s"),
-        )
+        measured = await measure(peer, seconds=seconds, progress=progress)
     except WireError as error:
         if error.code is Code.PROTOCOL_UNKNOWN:
             return None
@@ -217,6 +219,8 @@ async def _line(peer: Peer, seconds: float, waiting: Callable[[str], None]) -> L
     return Line(
         peer_id=peer_id,
         path=path,
+        congestion=peer.stats.congestion or "",
+        lanes=lanes,
         rtt_s=None if measured is None else measured.rtt_idle_s,
         up_bytes_per_s=None if measured is None else measured.up.steady_bytes_per_s,
         down_bytes_per_s=None if measured is None else measured.down.steady_bytes_per_s,

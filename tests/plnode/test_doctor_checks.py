@@ -40,7 +40,7 @@ NETWORK = Network(
     running=False, held_stage=None, scope="internet", bound=("/ip4/0.0.0.0/tcp/4001",), not_bound="", fixed_port=True, access="direct",
     access_reason="reached by others", nat="public", seeds=(SEED,), peers=(SEEN,),
 )  # fmt: skip
-LINE = Line(peer_id=PEER, path="direct", rtt_s=0.02, up_bytes_per_s=2e6, down_bytes_per_s=4e6, refused="")
+LINE = Line(peer_id=PEER, path="direct", congestion="bbr", lanes=2, rtt_s=0.02, up_bytes_per_s=2e6, down_bytes_per_s=4e6, refused="")
 
 
 def changed(facts: Any, **changes: Any) -> Any:
@@ -94,7 +94,8 @@ ROWS: list[tuple[Check, Verdict, str, str]] = [
     (c.clock([-5.0, -6.0, -7.0]), WARNING, "6.00 s ahead of", "timedatectl"),
     (c.clock([400.0, 400.0, 401.0]), BAD, "400.00 s behind", "timedatectl"),
     (c.bandwidth(LINE, 1000.0), OK, "16 Mbit/s up and 32 Mbit/s down; enough for 2 k tokens/s", ""),
-    (c.bandwidth(LINE, 0.0), OK, "32 Mbit/s down", ""),
+    (c.bandwidth(LINE, 0.0), OK, "direct over 2 lane(s) of bbr, round trip 20 ms", ""),
+    (c.bandwidth(changed(LINE, lanes=0, congestion=""), 0.0), OK, "direct over one connection, round trip", ""),
     (c.bandwidth(changed(LINE, up_bytes_per_s=1e5), 1000.0), WARNING, "0.8 Mbit/s up", "slower than a megabit"),
     (c.bandwidth(changed(LINE, down_bytes_per_s=None), 1000.0), WARNING, "not known down", "too little"),
     (c.bandwidth(changed(LINE, refused="not measured: busy"), 1000.0), SKIPPED, "busy", ""),
