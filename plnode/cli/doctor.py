@@ -33,7 +33,7 @@ _SPINNER = "|/-\\"
 @click.option("--manifest", "manifest_file", required=True, metavar="FILE", type=Path, help="The signed run file.")
 @click.option("--quick", is_flag=True, help="Measure no line to other members.")
 @click.option("--seconds", type=click.FloatRange(0.1, 15), default=3.0, show_default=True, help="Time for each direction of a line.")
-@node_options(computes=True)
+@node_options(computes=True, json_help="All checks as one JSON object on stdout.")
 def command(manifest_file: Path, quick: bool, seconds: float, as_json: bool, **flags: Any) -> int:
     """Tell whether this machine can take part in a run, and as what: a line for each check, with what to do about it.
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from plnode.cli import main
+from plnode.cli.doctor import _Screen
 from plnode.exits import ExitCode
 from wire.identity import Identity, lock_data_folder
 
@@ -133,6 +134,16 @@ def test_a_node_that_runs_is_asked(swarm: tuple[str, int, str, Path], run_file: 
     assert f"the running node listens on /ip4/127.0.0.1/tcp/{port}" in done.stdout
     assert "the running node holds stage 1" in done.stdout and "plnode bench" in done.stdout
     assert done.stdout.splitlines()[-1] == "can take part as: stage 1, direct"
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_the_line_that_moves_is_for_terminals_and_is_taken_away(live: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    screen = _Screen(live=live)
+    screen.turn("waiting for a seed")
+    shown = capsys.readouterr().err
+    assert ("waiting for a seed" in shown) is live and "\n" not in shown
+    screen.clear()
+    assert capsys.readouterr().err.endswith("\x1b[K" if live else "")
 
 
 BAD = [
