@@ -91,7 +91,8 @@ def device(facts: Device) -> Check:
     """The device as set."""
     if facts.kind != "cpu":
         if facts.lacking:
-            return Check("device", Verdict.BAD, f"{facts.kind}: {facts.lacking}", "install a torch and a driver for this GPU, or take --device cpu")
+            fix = "install a torch and a driver for this GPU, or take --device cpu"
+            return Check("device", Verdict.BAD, f"{facts.kind}: {facts.lacking}", fix)
         free = "" if facts.free_bytes is None else f", {quantity(facts.free_bytes, 'B')} of its memory free"
         return Check("device", Verdict.OK, f"{facts.kind}: {facts.name}{free}")
     found = f"cpu, {facts.threads} thread(s) on {facts.cores} core(s)"
