@@ -1,7 +1,8 @@
 """`plnode doctor`: whether this machine can take part in a run, and as what.
 
 The flags are those of `plnode join`, because the verdicts are about a node with just these settings.  Nothing is made: no folder, no
-key.  Where there is no key yet a fresh one is used, which nobody will hear of again.
+key; what a router was asked for (--portmap on) is taken back.  Where there is no key yet a fresh one is used, which nobody will hear
+of again.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def command(manifest_file: Path, quick: bool, seconds: float, as_json: bool, **f
 
     Give it the flags that `plnode join` will get. It connects to the seeds as the node would, has others dial this machine back, and
     measures the line to up to three members; half a minute, a minute with lines. If a node runs on the data folder already, it is
-    asked instead. Nothing is changed. --data is optional here: without it this folder is looked at.
+    asked instead. Nothing stays changed. --data is optional here: without it this folder is looked at.
 
     \b
     Examples:

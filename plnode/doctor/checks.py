@@ -143,7 +143,7 @@ _NAT = {
     "nat-symmetric": "behind a router that gives each connection another port: only relays help",
     "outbound-only": "behind a firewall, or without a listener",
 }
-_OPEN = "open the port of --listen for TCP in the firewall and forward it in the router"
+_OPEN = "open the port of --listen for TCP in the firewall and forward it in the router (--portmap on asks the router)"
 
 
 def reachability(facts: Network) -> Check:

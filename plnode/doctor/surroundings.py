@@ -107,7 +107,7 @@ class Surroundings:
             facts = self._facts()
             missing = sum(self.net.peer(peer_id) is None for peer_id in members)
             elapsed_s = trio.current_time() - began
-            if settled(facts, elapsed_s, missing=missing):
+            if settled(facts, elapsed_s, missing=missing, mapping=self.settings.portmap):
                 return facts
             waiting(f"{len(facts.peers)} peer(s) connected, others reach this machine: {facts.access}, {elapsed_s:.0f} s")
             await trio.sleep(LOOK_S)
@@ -141,15 +141,19 @@ class Surroundings:
         )
 
 
-def settled(facts: Network, elapsed_s: float, *, missing: int) -> bool:
-    """Whether waiting would tell nothing more.  `missing`: members whose address is known and that are not connected yet."""
+def settled(facts: Network, elapsed_s: float, *, missing: int, mapping: bool = False) -> bool:
+    """Whether waiting would tell nothing more.
+
+    `missing`: members whose address is known and that are not connected yet.  `mapping`: the router is asked to forward the port,
+    so that a relay may not be the last word.
+    """
     if elapsed_s >= WAIT_S:
         return True
     heard = bool(facts.seeds) and all(seed.state != SeedStatus.DIALLING for seed in facts.seeds)
     if not facts.peers:
         return heard and elapsed_s >= HOPELESS_S
     # A relay may be found before the first dial-back has failed or not: then "relayed" is not the last word.
-    relayed = facts.access == "relayed" and facts.nat != Reach.UNKNOWN and elapsed_s >= DIALLED_BACK_S
+    relayed = facts.access == "relayed" and not mapping and facts.nat != Reach.UNKNOWN and elapsed_s >= DIALLED_BACK_S
     reached = facts.scope != Scope.INTERNET or facts.access == "direct" or relayed
     timed = all(peer.rtt_s is not None for peer in facts.peers)
     return heard and reached and timed and (not missing or elapsed_s >= MEET_S)
@@ -181,6 +185,7 @@ async def entered(
         scope=settings.scope,
         seeds=seeds,
         announce=settings.announce,
+        portmap=settings.portmap,
         limits=_LIMITS,
         transport=transport,
         relay=RelayOffer(False, 0),  # gone in half a minute: nobody should build on it

@@ -196,6 +196,12 @@ def test_how_long_it_waits(facts: Network, elapsed_s: float, missing: int, enoug
     assert settled(facts, elapsed_s, missing=missing) is enough
 
 
+def test_a_router_that_is_asked_to_forward_has_its_time() -> None:
+    relayed = replace(NETWORK, access="relayed", nat="nat")
+    assert settled(relayed, 6.0, missing=0) and not settled(relayed, 6.0, missing=0, mapping=True)
+    assert settled(NETWORK, 6.0, missing=0, mapping=True)
+
+
 def test_a_running_node_is_believed() -> None:
     settings = load_settings({"data": "."}, {})
     status = Status(clock=lambda: 100.0)
