@@ -26,6 +26,7 @@ class ExitCode(IntEnum):
     NO_PROGRESS = 5
     NO_MEMORY = 6
     DIVERGED = 7
+    CANNOT_TAKE_PART = 8
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -39,6 +40,7 @@ MEANINGS: dict[int, str] = {
     ExitCode.NO_PROGRESS: "Nothing moved for longer than the deadline; the message gives the reasons that the nodes gave.",
     ExitCode.NO_MEMORY: "The plan does not fit into this machine's memory, or into the container's limit; the message says what would.",
     ExitCode.DIVERGED: "A value of the training is not finite: the data or the manifest's settings are at fault, it would come again.",
+    ExitCode.CANNOT_TAKE_PART: "This machine cannot take part with these settings (`plnode doctor`); the last line of its report says why.",
     ExitCode.INTERRUPTED: "SIGINT (Ctrl-C).",
     ExitCode.TERMINATED: "SIGTERM before there was anything to leave, twice, or `plnode demo` was ended; or the goodbyes took too long.",
 }

@@ -21,7 +21,7 @@ _KEYS = (
 )  # fmt: skip
 
 
-def node_options(*, computes: bool) -> Callable[[F], F]:
+def node_options(*, computes: bool, json_help: str = "Events as JSON lines on stdout.") -> Callable[[F], F]:
     """The flags of a node.  A seed does not compute and has no device."""
     options = [
         click.option("--data", metavar="DIR", help="Folder for this node's key, peer book and snapshots; one node at a time."),
@@ -36,7 +36,7 @@ def node_options(*, computes: bool) -> Callable[[F], F]:
         *_compute_options(computes),
         click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="What stderr shows."),
         click.option("--settings", "settings_file", type=click.Path(path_type=Path), help="Settings file (TOML, same keys)."),
-        click.option("--json", "as_json", is_flag=True, help="Events as JSON lines on stdout."),
+        click.option("--json", "as_json", is_flag=True, help=json_help),
         click.option("--exit-with-stdin", is_flag=True, help="End when stdin is closed: for programs that start nodes."),
     ]
 

@@ -131,7 +131,9 @@ def test_an_identity_is_made_once_and_its_path_is_said(tmp_path: Path, capsys: C
     assert "chmod 600" in capsys.readouterr().err
 
 
-COMMANDS = ["", "bench", "run", "run init", "run sign", "run plan", "run show", "seed", "join", "status", "demo", "identity", "exits"]
+COMMANDS = [
+    "", "bench", "doctor", "run", "run init", "run sign", "run plan", "run show", "seed", "join", "status", "demo", "identity", "exits",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)
