@@ -55,6 +55,7 @@ from wire.net.peer import Peer
 from wire.net.seedlist import SeedEntry, SeedList
 from wire.net.seeds import SeedKeeper, SeedState, SeedStatus
 from wire.net.services import ChannelHandler, Handler, Service, Services, TensorService, calls
+from wire.net.sheltered import open_sheltered_nursery
 from wire.net.transport import Listener, TcpTransport, Transport, literal_text
 from wire.net.upgrade import Local
 from wire.pipeinfo import PipeInfo
@@ -389,11 +390,10 @@ async def open_net(
         rng=rng or random.Random(os.urandom(16)),
     )
     listeners, failures = await bind_all(net._transport, listen)
-    async with trio.open_nursery() as nursery:
+    async with open_sheltered_nursery() as nursery:  # a cancel does not end the connections before goodbye is said
         try:
             net._start(listeners, failures, nursery)
             yield net
         finally:
             with trio.CancelScope(shield=True):
                 await net._stop()
-            nursery.cancel_scope.cancel()
