@@ -23,15 +23,22 @@ async def open_sheltered_nursery() -> AsyncIterator[trio.Nursery]:
     A task that fails cancels the block, as in any nursery.  Whatever the block awaits at its end needs a shield of its own.
     """
 
-    async def hold(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:
+    opened = trio.Event()
+    nurseries: list[trio.Nursery] = []
+
+    async def hold() -> None:
         async with trio.open_nursery() as sheltered:
             sheltered.cancel_scope.shield = True
-            task_status.started(sheltered)
+            nurseries.append(sheltered)
+            opened.set()
             await trio.sleep_forever()
 
     async with trio.open_nursery() as outer:
-        nursery: trio.Nursery = await outer.start(hold)
+        # Not `outer.start`: cancelled in between it would wait for a task that its own shield keeps from ending.
+        outer.start_soon(hold)
+        with trio.CancelScope(shield=True):
+            await opened.wait()
         try:
-            yield nursery
+            yield nurseries[0]
         finally:
-            nursery.cancel_scope.cancel()
+            nurseries[0].cancel_scope.cancel()
