@@ -1,6 +1,7 @@
 # Two commands for a newcomer: `make demo` trains a small model through a swarm on this machine, `make test` checks everything.
 # `make fuzz SECONDS=600 SEED=7` looks for bytes that the wire protocol does not survive.
-# Both make their own virtual environment (.venv) first; nothing outside this folder is touched.
+# `make docker-test` builds the container image and runs a swarm of containers.
+# All make their own virtual environment (.venv) first; nothing outside this folder is touched.
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +10,7 @@ STEPS ?=
 SECONDS ?= 600
 SEED ?= 0
 
-.PHONY: cases demo fuzz test
+.PHONY: cases demo docker-test fuzz test
 
 demo: $(VENV)/installed
 	@echo "== Starting a seed and six nodes on this machine; they train a small language model (about 3 minutes; Ctrl-C ends it)."
@@ -22,6 +23,10 @@ test: $(VENV)/installed
 # The cases on the in-memory internet over more seeds than the 20 of `make test`: make cases CASE_SEEDS=1000
 cases: $(VENV)/installed
 	@CASE_SEEDS=$(or $(CASE_SEEDS),200) $(BIN)/python -m pytest -q tests/wire/sim -k "wire_ or section_23"
+
+docker-test: $(VENV)/installed
+	@echo "== Building the image and running containers (needs a Docker engine; without one: docker/engine.sh up; 10 minutes)."
+	@$(BIN)/python -m pytest -m container -s tests/docker
 
 fuzz: $(VENV)/installed
 	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --seed $(SEED)

@@ -54,6 +54,7 @@ from wire.net.relay import RelayOffer
 from wire.net.seedlist import SeedEntry, SeedList
 from wire.net.seeds import SeedState
 from wire.net.services import ChannelHandler, Handler, Service, Services, TensorService, calls
+from wire.net.sheltered import open_sheltered_nursery
 from wire.net.transport import Listener, Transport, literal_text
 from wire.net.upgrade import Local
 from wire.net.wanted import Wanted
@@ -278,14 +279,13 @@ class Net:
     async def running(self, listen: Sequence[Address]) -> AsyncIterator[None]:
         """For `open_net`, once: the network works while the block runs.  Raises `BindFailed` before anything else happens."""
         listeners, failures = await bind_all(self._transport, listen)
-        async with trio.open_nursery() as nursery:
+        async with open_sheltered_nursery() as nursery:  # a cancel does not end the connections before goodbye is said
             try:
                 self._start(listeners, failures, nursery)
                 yield
             finally:
                 with trio.CancelScope(shield=True):
                     await self._stop()
-                nursery.cancel_scope.cancel()
 
     def _start(self, listeners: list[Listener], failures: Sequence[tuple[Address, str]], nursery: trio.Nursery) -> None:
         self._nursery = nursery

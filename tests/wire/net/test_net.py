@@ -398,6 +398,22 @@ async def test_leaving_the_block_ends_everything_also_by_a_cancel() -> None:
                 await trio.lowlevel.checkpoint()
 
 
+async def test_run_2_a_cancel_says_goodbye_as_well(autojump_clock: Clock) -> None:
+    """A node that is told to stop is cancelled: its peers must hear that it leaves, not see a broken connection."""
+    world = World()
+    async with member(world, "10.0.0.2") as b:
+        events = b.events()
+        with trio.CancelScope() as scope:
+            async with member(world, "10.0.0.1") as a:
+                await a.dial(b.addresses[0])
+                await settled()
+                scope.cancel()
+                await trio.sleep_forever()
+        await settled()
+        lost = [event.reason.code for event in drain(events) if isinstance(event, PeerLost)]
+        assert lost == [Code.SHUTDOWN]
+
+
 async def test_a_net_without_listeners_can_dial() -> None:
     async with local() as b:
         from wire.address import Scope
