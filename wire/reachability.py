@@ -36,6 +36,7 @@ from wire.observed import network_of
 
 # Whose words are kept; those that have nothing new to say for an hour fade anyway.
 WITNESSES_MAX = 64
+ADDRESSES_MAX = 32  # of which somebody has spoken: each new outside address that a peer claims is one
 
 
 class Reach(StrEnum):
@@ -102,16 +103,21 @@ class Reachability:
 
     def verdict(self, checker: PeerId, host: str, address: Address, ok: bool, cause: str, *, biased: bool, now: float) -> None:
         """A checker at `host` has dialled `address`.  `biased`: our listener's port has a connection to it."""
-        words = self._words.setdefault(address, {})
-        words.pop(checker, None)
         own = address.host in self.interfaces
-        words[checker] = _Word(network_of(host) or host, ok, biased and not own, cause, now)
-        if len(words) > WITNESSES_MAX:
-            del words[next(iter(words))]
+        self._keep(checker, address, _Word(network_of(host) or host, ok, biased and not own, cause, now))
 
     def silent(self, checker: PeerId, host: str, address: Address, now: float) -> None:
         """A checker did not answer: it is not asked again so soon, and says nothing about the address."""
-        self._words.setdefault(address, {})[checker] = _Word(network_of(host) or host, None, True, "", now)
+        self._keep(checker, address, _Word(network_of(host) or host, None, True, "", now))
+
+    def _keep(self, checker: PeerId, address: Address, word: _Word) -> None:
+        words = self._words.setdefault(address, {})
+        words.pop(checker, None)
+        words[checker] = word
+        if len(words) > WITNESSES_MAX:
+            del words[next(iter(words))]
+        if len(self._words) > ADDRESSES_MAX:
+            del self._words[next(iter(self._words))]
 
     # -- what follows
 
@@ -193,7 +199,8 @@ class Reachability:
     def _symmetric(self, now: float) -> bool:
         """Two observers or more of one family, and no two of them see the same."""
         for kind in ("ip4", "ip6"):
-            seen = [sight.address for sight in self._sights.values() if sight.address.kind == kind]
+            fresh = (sight for sight in self._sights.values() if now - sight.at < self._limits.reach_verdict_life_s)
+            seen = [sight.address for sight in fresh if sight.address.kind == kind]
             if len(seen) >= 2 and len(set(seen)) == len(seen):
                 return True
         return False

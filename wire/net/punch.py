@@ -30,7 +30,7 @@ from wire.limits import Limits
 from wire.messages import PeerRecord, decode, encode
 from wire.net.bytestream import ByteStream
 from wire.net.causes import cause_of
-from wire.net.dial import DialFailed
+from wire.net.dial import DialFailed, DialRate
 from wire.net.link import Link
 from wire.net.netevents import NetEvent, Punched
 from wire.net.peer import Peer
@@ -93,6 +93,7 @@ class PunchService:
         self._authenticate = authenticate
         self._adopt = adopt
         self._emit = emit
+        self._rate = DialRate(limits, scope)
         self._meetings: dict[bytes, _Meeting] = {}
         self._attempts: dict[PeerId, Attempts] = {}
         self._busy: set[PeerId] = set()
@@ -195,10 +196,13 @@ class PunchService:
             raise error_for(Code.PROTOCOL, detail="this protocol is made of messages")
         if not peer.relayed or len(self._meetings) >= self._limits.punches_at_once:
             raise error_for(Code.REFUSED, detail="there is a direct connection, or too many attempts are under way")
-        with trio.fail_after(self._limits.punch_talk_s):
-            ask = decode(await stream.receive(), Punch)
-            await stream.send(encode(Punch(self._named(), ask.nonce)))
-            decode(await stream.receive(), Go)
+        try:
+            with trio.fail_after(self._limits.punch_talk_s):
+                ask = decode(await stream.receive(), Punch)
+                await stream.send(encode(Punch(self._named(), ask.nonce)))
+                decode(await stream.receive(), Go)
+        except trio.TooSlowError:
+            raise error_for(Code.TIMEOUT, detail="the other side does not go on") from None
         why = await self._meet(peer.peer_id, ask.nonce, ask.candidates)
         if why and peer.peer_id not in self._attempts:
             log.debug("no hole to %s: %s", peer.peer_id.short, why)
@@ -215,8 +219,8 @@ class PunchService:
     async def _meet(self, peer_id: PeerId, nonce: bytes, named: Sequence[str]) -> str:
         """Dial what the other side named, and wait for it; why that failed, "" if it did not."""
         candidates = usable(named, self._finding().outside, self._scope)
-        if nonce in self._meetings:
-            return "the same attempt twice"
+        if nonce in self._meetings or any(other.peer_id == peer_id for other in self._meetings.values()):
+            return "an attempt with this peer is under way"
         meeting = self._meetings[nonce] = _Meeting(peer_id)
         try:
             with trio.move_on_after(self._limits.punch_dial_s + 1.0):
@@ -238,6 +242,8 @@ class PunchService:
             return
         until = trio.current_time() + self._limits.punch_retry_s
         while True:
+            # Candidates are somebody else's words: all attempts together must not aim at one host.
+            await trio.sleep(self._rate.delay_s(address, trio.current_time()))
             try:
                 pipe = await self._transport.dial(address, local_port=port)
             except OSError as error:
@@ -246,7 +252,6 @@ class PunchService:
                 meeting.causes.append(f"{address.host}: {cause_of(error).words}")
                 if error.errno != errno.ECONNREFUSED or trio.current_time() >= until:
                     return
-                await trio.sleep(1.0 / self._limits.dials_per_target_per_s)
                 continue
             await self._shake(pipe, nonce, meeting, GREETING + nonce)
             return

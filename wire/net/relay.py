@@ -157,19 +157,22 @@ class RelayService:
         """For ever.  A cancel ends every circuit."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            nursery.start_soon(self._turns.run)
-            last = self._sent_bytes()
-            while True:
-                await trio.sleep(TICK_S)
-                now, sent = trio.current_time(), self._sent_bytes()
-                self._best_rate = max(self._best_rate, (sent - last) / TICK_S)
-                last = sent
-                rate = self._bulk_rate()
-                if rate != self._table.bulk_rate:
-                    self._table.bulk_rate = rate
-                    self._turns.share.set_rate(rate, now)
-                for ended in self._table.tick(now):
-                    self._end(ended)
+            try:
+                nursery.start_soon(self._turns.run)
+                last = self._sent_bytes()
+                while True:
+                    await trio.sleep(TICK_S)
+                    now, sent = trio.current_time(), self._sent_bytes()
+                    self._best_rate = max(self._best_rate, (sent - last) / TICK_S)
+                    last = sent
+                    rate = self._bulk_rate()
+                    if rate != self._table.bulk_rate:
+                        self._table.bulk_rate = rate
+                        self._turns.share.set_rate(rate, now)
+                    for ended in self._table.tick(now):
+                        self._end(ended)
+            finally:
+                self._nursery = None  # circuits may end later than this: their notes are not sent then
 
     def _bulk_rate(self) -> float:
         if self._offer.bulk_rate is not None:
@@ -222,8 +225,12 @@ class RelayService:
         if not isinstance(stream, ByteStream):
             raise error_for(Code.PROTOCOL, detail="a circuit is a byte stream")
         ask = decode(stream.meta, CircuitAsk)
-        target = self._peer(PeerId(ask.target))
-        circuit = self._admit(peer, target, ask)
+        try:
+            target_id = PeerId(ask.target)
+        except ValueError:
+            raise error_for(Code.PROTOCOL, detail="the target is no peer id") from None
+        target = self._peer(target_id)
+        circuit = self._admit(peer, target_id, target, ask)
         assert target is not None  # the table knows whom it holds a place for
         scope = self._scopes[circuit.id] = trio.CancelScope()
         share, ends, control = self._turns.share, (circuit.source, circuit.target), circuit.purpose is Purpose.CONTROL
@@ -245,12 +252,8 @@ class RelayService:
             self._table.close(circuit.id)
             self._tell(circuit, Note.ENDED)
 
-    def _admit(self, peer: Peer, target: Peer | None, ask: CircuitAsk) -> Circuit:
+    def _admit(self, peer: Peer, target_id: PeerId, target: Peer | None, ask: CircuitAsk) -> Circuit:
         """Raises the refusal.  Not a byte was forwarded then, and nothing is kept."""
-        try:
-            target_id = PeerId(ask.target)
-        except ValueError:
-            raise error_for(Code.PROTOCOL, detail="the target is no peer id") from None
         open_voucher(
             ask.voucher,
             now_unix=time.time(),

@@ -13,7 +13,6 @@ the port, or find somebody who has one.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from wire.messages import decode, encode
 from wire.net.peer import Peer
 from wire.net.relay import PROTOCOL
 from wire.net.stream import MessageStream
+from wire.observed import network_of
 from wire.relaymessages import RelayClass, Reserve, Reserved
 
 log = logging.getLogger("wire.net")
@@ -36,6 +36,7 @@ log = logging.getLogger("wire.net")
 LOOK_S = 1.0  # how often a missing place is looked for
 REFUSED_S = 30.0  # a relay that refused without saying for how long
 ANSWER_S = 5.0
+RENEW_LEAST_S = 10.0  # whatever a relay says: one that promises a millisecond must not keep us busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,7 @@ class RelayKeeper:
                         holding.place = place
                         self._changed()
                         # Nothing is said meanwhile: what comes, or the end of the stream, is the end of the place.
-                        with trio.move_on_at((trio.current_time() + place.until) / 2):
+                        with trio.move_on_after(max(RENEW_LEAST_S, (place.until - trio.current_time()) / 2)):
                             await stream.receive()
                             raise error_for(Code.PROTOCOL, detail="the relay spoke out of turn")
         except trio.EndOfChannel:
@@ -193,6 +194,5 @@ def _place_of(record: OpenedRecord) -> Address:
 
 
 def _network(address: Address) -> str:
-    """The /16 (IPv6: /32) of an address: one house, or one hoster."""
-    ip = ipaddress.ip_address(address.host)
-    return str(ipaddress.ip_network((ip, 16 if ip.version == 4 else 32), strict=False))
+    """One house, or one hoster."""
+    return network_of(address.host) or address.host
