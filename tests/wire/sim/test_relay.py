@@ -12,13 +12,15 @@ import trio.testing
 
 from tests.wire.net.worlds import RUN
 from wire.address import Address, Scope
-from wire.errors import Code
+from wire.errors import Code, StreamReset
 from wire.identity import Identity
-from wire.messages import Want
-from wire.net import DialFailed, Net, Peer, open_net
+from wire.messages import Want, encode
+from wire.net import ByteStream, DialFailed, Kind, Net, Peer, open_net
+from wire.net.circuits import OPEN
 from wire.net.netevents import RelayDisagrees
 from wire.net.relay import RelayOffer
 from wire.reachability import Finding, Reach
+from wire.relaymessages import CircuitAsk, Purpose, RelayClass
 from wire.reservations import RelayTable
 from wire.sim import Host, Internet, Link, Nat, seed_tasks
 from wire.tensor import DType, Expectation
@@ -242,3 +244,19 @@ async def test_nat_5_a_relay_connects_to_nobody_without_a_place(autojump_clock: 
         assert {cause.code for cause in caught.value.causes.values()} == {Code.REFUSED}
         gauges = relay.gauges()
         assert gauges["relay_circuits_bulk"] == gauges["share_items"] == 0
+
+
+async def test_a_target_that_is_no_peer_id_is_refused(autojump_clock: Clock) -> None:
+    """A stranger's number must not count as a fault of ours, with a traceback each."""
+    async with town() as t:
+        relay = await t.relay()
+        a, _, _ = await meet(t)
+        at_relay = a.peer(relay.peer_id)
+        assert at_relay is not None
+        ask = CircuitAsk(bytes(32), RelayClass.BULK, Purpose.CONTROL, b"")
+        async with await at_relay.open(OPEN, Kind.BYTE, meta=encode(ask)) as stream:
+            assert isinstance(stream, ByteStream)
+            with pytest.raises(StreamReset) as caught:
+                await stream.receive_some()
+        assert caught.value.code is Code.PROTOCOL
+        assert not relay.counts["internal-error"]
