@@ -57,6 +57,7 @@ class _Meeting:
     peer_id: PeerId
     causes: list[str] = field(default_factory=list)
     met: trio.Event = field(default_factory=trio.Event)
+    dials: list[trio.CancelScope] = field(default_factory=list)
 
 
 class PunchService:
@@ -228,7 +229,9 @@ class PunchService:
                     for address in candidates:
                         nursery.start_soon(self._knock, meeting, nonce, address)
                     await meeting.met.wait()
-                    nursery.cancel_scope.cancel()
+                    # What is open already goes on: the other side may have another first one, and without both none is left.
+                    for scope in meeting.dials:
+                        scope.cancel()
         finally:
             del self._meetings[nonce]
         if meeting.met.is_set():
@@ -241,20 +244,22 @@ class PunchService:
         if not port:
             return
         until = trio.current_time() + self._limits.punch_retry_s
-        while True:
-            # Candidates are somebody else's words: all attempts together must not aim at one host.
-            await trio.sleep(self._rate.delay_s(address, trio.current_time()))
-            try:
-                pipe = await self._transport.dial(address, local_port=port)
-            except OSError as error:
-                if error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
-                    return  # the other's dial came in first: it is with the listener
-                meeting.causes.append(f"{address.host}: {cause_of(error).words}")
-                if error.errno != errno.ECONNREFUSED or trio.current_time() >= until:
-                    return
-                continue
+        pipe: Pipe | None = None
+        with trio.CancelScope() as dialling:
+            meeting.dials.append(dialling)
+            while pipe is None and not meeting.met.is_set():
+                # Candidates are somebody else's words: all attempts together must not aim at one host.
+                await trio.sleep(self._rate.delay_s(address, trio.current_time()))
+                try:
+                    pipe = await self._transport.dial(address, local_port=port)
+                except OSError as error:
+                    if error.errno in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
+                        return  # the other's dial came in first: it is with the listener
+                    meeting.causes.append(f"{address.host}: {cause_of(error).words}")
+                    if error.errno != errno.ECONNREFUSED or trio.current_time() >= until:
+                        return
+        if pipe is not None:
             await self._shake(pipe, nonce, meeting, GREETING + nonce)
-            return
 
     async def greeted(self, pipe: Pipe) -> None:
         """An inbound pipe that began with `PLP1`."""
