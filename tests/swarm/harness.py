@@ -21,8 +21,7 @@ from plnode.manifest_text import default_values, render, shipped_values
 from plnode.node import run_node, run_seed
 from plnode.observe import events as e
 from plnode.observe.recorder import Recorder
-from plnode.settings import Settings
-from wire.address import Address, Scope
+from plnode.settings import Settings, load_settings
 from wire.identity import Identity
 
 TINY: dict[str, Any] = {
@@ -120,11 +119,8 @@ class Swarm:
             node.ended.set()
 
     def _settings(self, name: str, seeds: Path | None) -> Settings:
-        return Settings(
-            name=name, data_dir=self.root / name, listen=(Address.parse("127.0.0.1:0"),),
-            seeds=() if seeds is None else (str(seeds),), owner=None, scope=Scope.HOST, announce=(), relay=True, relay_rate=None,
-            device="cpu", threads=1, memory_bytes=1 << 30, log_level="info",
-        )  # fmt: skip
+        flags = {"name": name, "data": str(self.root / name), "listen": "127.0.0.1:0", "scope": "host", "memory": "1GiB"}
+        return load_settings(flags if seeds is None else {**flags, "seeds": str(seeds)}, {})
 
     def weights(self) -> dict[str, list[torch.Tensor]]:
         """Every parameter as each replica's last snapshot has it."""
