@@ -325,7 +325,6 @@ _NESTED: tuple[tuple[str, str], ...] = (
     ("seed_retry_min_s", "seed_retry_max_s"),
     ("seed_revisit_min_s", "seed_revisit_max_s"),
     ("seed_list_max_bytes", "seed_fetch_max_bytes"),
-    ("seed_list_max_bytes", "message_max_bytes"),
     ("observers_needed", "observers_max"),
     ("dial_backoff_base_s", "dial_backoff_max_s"),
     ("portmap_renew_least_s", "portmap_lease_s"),
