@@ -298,7 +298,8 @@ class TcpTransport:
                 raise OSError(code, os.strerror(code))
             if sock.getsockname() == sock.getpeername():
                 # TCP's simultaneous open lets a socket that dials a closed port of its own ephemeral range meet itself.
-                raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+                number = errno.EADDRNOTAVAIL if local_port else errno.ECONNREFUSED
+                raise OSError(number, os.strerror(number))
             return TcpPipe(sock, self._congestion)
         except BaseException:
             sock.close()

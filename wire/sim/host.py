@@ -152,8 +152,8 @@ class SimTransport:
         local = host.source(remote[0]), local_port or host.free_port()
         if (local, remote) in host.connections or (local, remote) in host.dialling:
             raise os_error(errno.EADDRNOTAVAIL)
-        if local == remote:
-            raise os_error(errno.ECONNREFUSED)
+        if local == remote:  # a port that was asked for is in use: the caller takes another
+            raise os_error(errno.EADDRNOTAVAIL if local_port else errno.ECONNREFUSED)
         dialling = host.dialling[local, remote] = Dialling(host, local, remote)
         net.note("dial", host.name, local, remote)
         dialling.syn()

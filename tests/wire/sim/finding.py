@@ -53,6 +53,8 @@ async def node(host: Host, who: int = 0, *, listen: Iterable[str] = (), **settin
     settings.setdefault("run", RUN)
     settings.setdefault("scope", Scope.INTERNET)
     places = [Address(name, PORT) for name in listen or (host.name,)]
+    if settings["scope"] is Scope.INTERNET and host.nat is None:
+        settings.setdefault("announce", [Address(host.name, PORT)])  # told at once, not only when others have reached it there
     chance = random.Random(who * 2**32 + host.internet.rng.getrandbits(32))
     number = who or int(ipaddress.ip_address(host.name)) % 2**31
     async with open_net(identity(number), listen=places, transport=host.transport, rng=chance, **settings) as net:
