@@ -247,7 +247,6 @@ class Limits:
     relay_reservations_max: int = 128  # each a connection that is kept; a quarter of all inbound ones
     relay_reservations_per_network: int = 8  # from one IPv4 /24 or IPv6 /48: nobody takes all places from one line
     relay_reservation_life_s: float = 3600.0  # what a voucher's signature is worth at most
-    relay_reservation_renew_s: float = 1800.0  # half: a renewal may fail for half an hour
     relay_request_interval_s: float = 120.0  # a signature each
     relay_requests_burst: int = 10  # a line that comes and goes a few times in an hour
     relay_again_free_s: float = 60.0  # after the connection that held the place ended: its line failed, not the peer
@@ -257,17 +256,14 @@ class Limits:
     relay_signal_s: float = 120.0  # three punches with their pauses
     relay_signal_circuits: int = 4  # a peer, at either end
     relay_signal_pair_circuits: int = 2  # one and its successor: a stranger alone cannot hold all four of a peer
-    relay_signal_window_bytes: int = 64 * KIB  # a direction; the relay holds so much
     relay_bulk_circuits: int = 32  # a peer, at either end: 16 neighbours with control and one lane each
     relay_bulk_share_min_bytes_per_s: int = 256 * KIB  # below, a stage would hold up its pipeline: better no circuit than this one
-    relay_bulk_window_bytes: int = 1 * MIB  # a direction: 20 MB/s at 50 ms
-    relay_bulk_window_max_bytes: int = 4 * MIB
+    relay_bulk_window_max_bytes: int = 4 * MIB  # what a broken circuit may have taken from one end and not given to the other
     relay_bulk_upload_share: float = 0.25  # of the measured upload, unless the operator sets a rate
     relay_bulk_start_bytes_per_s: float = 2e6  # until the line has shown more: a sixth of the slowest fibre's upload
     relay_peer_bytes_per_s: float = 20e6  # 160 Mbit/s, what a good household line sends
     relay_burst_s: float = 1.0  # of each rate: a tensor of the small kind passes at once
     relay_quantum_bytes: int = 64 * KIB  # of a pair's turn: 0.25 s at the least share, and few turns a megabyte
-    relay_notice_s: float = 30.0  # before a stopping relay ends its bulk circuits
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -300,11 +296,9 @@ _NESTED: tuple[tuple[str, str], ...] = (
     ("hello_frame_max_bytes", "message_max_bytes"),
     ("peer_record_max_bytes", "hello_frame_max_bytes"),
     ("voucher_max_bytes", "peer_record_max_bytes"),
-    ("relay_reservation_renew_s", "relay_reservation_life_s"),
     ("relay_reservations_per_network", "relay_reservations_max"),
     ("relay_signal_pair_circuits", "relay_signal_circuits"),
     ("relay_quantum_bytes", "relay_bulk_share_min_bytes_per_s"),  # else a pair would have its turn less than once a second
-    ("relay_bulk_window_bytes", "relay_bulk_window_max_bytes"),
     ("chunk_bytes", "record_plaintext_max_bytes"),
     ("chunk_bytes", "tensor_max_bytes"),
     ("stream_window_control_bytes", "connection_window_guest_bytes"),

@@ -232,7 +232,7 @@ def test_coming_back_within_a_minute_is_free_once_a_loss() -> None:
 
 
 def test_an_expiry_is_no_loss_of_a_line() -> None:
-    world = World(relay_reservation_life_s=30.0, relay_reservation_renew_s=15.0)
+    world = World(relay_reservation_life_s=30.0)
     for _ in range(10):
         world.granted(B)
     world.now += 30
