@@ -40,7 +40,7 @@ from wire.rates import Bucket
 from wire.relaymessages import Purpose, RelayClass
 from wire.relayrefusals import Refusal, Why
 
-__all__ = ["Circuit", "Ended", "Granted", "Refusal", "RelayTable", "Why", "network_of"]
+__all__ = ["Circuit", "Ended", "Granted", "Refusal", "RelayTable", "Why", "line_of"]
 
 K = TypeVar("K", bound=Hashable)
 Pair = frozenset[PeerId]
@@ -99,7 +99,7 @@ class _Place:
     circuits: set[int]
 
 
-def network_of(host: str) -> str:
+def line_of(host: str) -> str:
     """The line that an address belongs to: its IPv4 /24 or IPv6 /48.  Anything that is no IP address is one of its own."""
     try:
         ip = ipaddress.ip_address(host.partition("%")[0])
@@ -153,7 +153,7 @@ class RelayTable:
         if cls == RelayClass.BULK and self.bulk_rate <= 0:
             return Refusal(Why.NO_BULK)
         held = self._places.get(peer)
-        network = network_of(host)
+        network = line_of(host)
         if held is None and len(self._places) >= limits.relay_reservations_max:
             return Refusal(Why.PLACES, FULL_RETRY_S)
         others = self._networks[network] - (held is not None and held.network == network)

@@ -10,7 +10,7 @@ from tests.wire.relay_world import BULK, KIB, PEERS, RATE, SIGNAL, T0, A, B, C, 
 from wire.errors import RETRYABLE, Code
 from wire.limits import DEFAULT_LIMITS
 from wire.relayrefusals import CODES, Refusal, Why
-from wire.reservations import RelayTable, network_of
+from wire.reservations import RelayTable, line_of
 from wire.vouchers import OtherBoot
 
 
@@ -197,10 +197,10 @@ def test_eight_places_a_network(hosts: list[str], other: str) -> None:
 
 
 def test_networks() -> None:
-    assert network_of("1.2.3.4") == network_of("::ffff:1.2.3.200") == "1.2.3.0/24"
-    assert network_of("2001:db8:1:2::3") == "2001:db8:1::/48"
-    assert network_of("fe80::1%eth0") == network_of("fe80::2%eth1") == "fe80::/48"
-    assert network_of("relay.example") == "relay.example"
+    assert line_of("1.2.3.4") == line_of("::ffff:1.2.3.200") == "1.2.3.0/24"
+    assert line_of("2001:db8:1:2::3") == "2001:db8:1::/48"
+    assert line_of("fe80::1%eth0") == line_of("fe80::2%eth1") == "fe80::/48"
+    assert line_of("relay.example") == "relay.example"
 
 
 def test_ten_requests_and_then_one_in_two_minutes() -> None:

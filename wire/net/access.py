@@ -24,6 +24,7 @@ from wire.limits import Limits
 from wire.net import punch, reach
 from wire.net.book import PeerBook
 from wire.net.circuits import OPENED, Circuits
+from wire.net.dial import DialRate
 from wire.net.manager import Manager
 from wire.net.metering import PROTOCOL as NOTE
 from wire.net.metering import Metering
@@ -54,6 +55,7 @@ class Access:
         transport: Transport,
         *,
         portmap: bool,
+        rate: DialRate,
         announce: Sequence[Address],
         rng: random.Random,
         book: PeerBook,
@@ -100,6 +102,7 @@ class Access:
             limits,
             scope,
             transport,
+            rate=rate,
             announce=announce,
             peers=lambda: [peer for peer in manager().peers.values() if not peer.closed and peer.primary is not None],
             changed=self._found,
@@ -110,6 +113,7 @@ class Access:
             limits,
             scope,
             transport,
+            rate=rate,
             finding=lambda: self.reach.finding,
             listening=lambda: self.listening,
             record=lambda peer_id: None if (entry := book.get(peer_id)) is None or entry.record is None else entry.record.record,

@@ -17,7 +17,6 @@ Pure: time and randomness are arguments.  `now` is monotonic seconds, `now_unix`
 
 from __future__ import annotations
 
-import ipaddress
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from wire.envelope import NO_RUN, Latest, OpenedRecord
 from wire.errors import RemoteProtocolError
 from wire.identity import PeerId
 from wire.limits import Limits
+from wire.observed import network_of
 from wire.statements import PEER
 from wire.unpacking import pack, unpack
 
@@ -268,8 +268,5 @@ class PeerBook:
 
 def _network(addresses: Sequence[Address]) -> str | None:
     """The /16 (IPv6: /32) of the first literal address that is the peer's own."""
-    for address in addresses:
-        if address.is_literal and address.relay is None:
-            ip = ipaddress.ip_address(address.host.partition("%")[0])
-            return str(ipaddress.ip_network((ip, 16 if ip.version == 4 else 32), strict=False))
-    return None
+    own = (address for address in addresses if address.is_literal and address.relay is None)
+    return next((network_of(address.host) for address in own), None)

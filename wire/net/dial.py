@@ -115,7 +115,7 @@ class DialRate:
     """At most 3 dials a second to one IP address, whoever named it: records must not aim a swarm at a victim.
 
     Loopback, and private networks in `lan` and `host` scope, are exempt: there the victim would be our own house, and a lab starts
-    in one tick.  Dials over the rate wait their turn.
+    in one tick.  Dials over the rate wait their turn.  A node has one, for all that dial: several would add up.
     """
 
     def __init__(self, limits: Limits, scope: Scope) -> None:

@@ -69,11 +69,12 @@ class Manager:
         connected: Callable[[Peer, Link], None],
         lost: Callable[[Peer], None],
         dialled: Callable[[PeerId, bool], None],
+        rate: DialRate,
         circuit: Callable[[PeerId, PeerId, bool, Address | None], Awaitable[Pipe]],
         local_port: Callable[[Address, PeerId | None, bool], int],
     ) -> None:
-        """`circuit(relay, target, bulk, at)` opens one, `at` being the relay's place.  `local_port(address, who, is_seed)`: the port to
-        dial from, 0 for any."""
+        """`rate`: of every dial of this node, whoever asked for it.  `circuit(relay, target, bulk, at)` opens one, `at` being the
+        relay's place.  `local_port(address, who, is_seed)`: the port to dial from, 0 for any."""
         self.peers: dict[PeerId, Peer] = {}
         self.backoff = BackOff(limits)
         self.own_places: set[tuple[str, int]] = set()  # host and port that lead to this node itself: never dialled
@@ -84,7 +85,7 @@ class Manager:
         self._services = services
         self._limits = limits
         self._crowds_allowed = scope is Scope.HOST  # a swarm on one machine
-        self._rate = DialRate(limits, scope)
+        self._rate = rate
         self.addresses = addresses
         self._connected = connected
         self._lost = lost

@@ -32,6 +32,7 @@ from wire.net import discovery, exchange
 from wire.net.access import Access
 from wire.net.book import PeerBook
 from wire.net.bound import Listeners
+from wire.net.dial import DialRate
 from wire.net.discovery import Discovery
 from wire.net.features import FEATURES
 from wire.net.interfaces import NetworkChanged, descriptor_limit, watch_interfaces
@@ -121,6 +122,7 @@ class Net:
             remembered=lambda peer_id: self.manager.remembered(peer_id),
             wall_time=wall_time,
         )
+        rate = DialRate(limits, scope)
         self.manager = Manager(
             local,
             transport,
@@ -131,6 +133,7 @@ class Net:
             connected=self._on_connected,
             lost=self._on_lost,
             dialled=lambda peer_id, ok: None if ok else self.book.failed(peer_id),
+            rate=rate,
             circuit=lambda relay, target, bulk, at: self.access.circuits.open(relay, target, bulk, at),
             local_port=lambda address, who, seed: self.access.local_port(address, who, seed),
         )
@@ -152,6 +155,7 @@ class Net:
             relay,
             transport,
             portmap=portmap,
+            rate=rate,
             announce=announce,
             rng=rng,
             book=self.book,

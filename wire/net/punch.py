@@ -70,6 +70,7 @@ class PunchService:
         scope: Scope,
         transport: Transport,
         *,
+        rate: DialRate,
         finding: Callable[[], Finding],
         listening: Callable[[], Sequence[Address]],
         record: Callable[[PeerId], PeerRecord | None],
@@ -94,7 +95,7 @@ class PunchService:
         self._authenticate = authenticate
         self._adopt = adopt
         self._emit = emit
-        self._rate = DialRate(limits, scope)
+        self._rate = rate
         self._meetings: dict[bytes, _Meeting] = {}
         self._attempts: dict[PeerId, Attempts] = {}
         self._busy: set[PeerId] = set()

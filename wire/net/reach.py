@@ -66,6 +66,7 @@ class ReachService:
         scope: Scope,
         transport: Transport,
         *,
+        rate: DialRate,
         announce: Sequence[Address],
         peers: Callable[[], Sequence[Peer]],
         changed: Callable[[Finding], None],
@@ -86,7 +87,7 @@ class ReachService:
         self._asking: set[PeerId] = set()
         self._buckets: dict[PeerId, Bucket] = {}
         self._total = Bucket(limits.reach_total_per_min / 60, limits.reach_total_burst, trio.current_time())
-        self._rate = DialRate(limits, scope)  # whoever names it: one host is not dialled by a crowd of askers
+        self._rate = rate
 
     def serve(self, services: Services) -> None:
         """Answer `reach/1`, to guests too: a newcomer must be able to find out."""
