@@ -83,7 +83,7 @@ class ReachService:
         self.known = Reachability(limits)
         self.mapped: tuple[Address, ...] = ()  # outside addresses that a router was asked for
         self.finding = self.known.finding((), 0.0)
-        self._under_way: dict[bytes, Address] = {}  # nonce -> where we expect it
+        self._under_way: set[bytes] = set()  # nonces that our listener answers to
         self._asking: set[PeerId] = set()
         self._buckets: dict[PeerId, Bucket] = {}
         self._total = Bucket(limits.reach_total_per_min / 60, limits.reach_total_burst, trio.current_time())
@@ -172,7 +172,7 @@ class ReachService:
 
     async def _verdict(self, peer: Peer, address: Address) -> ReachVerdict:
         nonce = os.urandom(NONCE_BYTES)
-        self._under_way[nonce] = address
+        self._under_way.add(nonce)
         try:
             async with await peer.open(PROTOCOL) as stream:
                 assert isinstance(stream, MessageStream)
@@ -183,7 +183,7 @@ class ReachService:
                     data = await stream.receive()
                 answer = decode(data, ReachAnswer)
         finally:
-            del self._under_way[nonce]
+            self._under_way.discard(nonce)
         if answer.code != Code.OK:
             raise error_for(answer.code, retry_after=answer.retry_ms / 1000 or None)
         statement = open_envelope(answer.verdict, REACH, now_unix=time.time(), run=None, limits=self._limits)
