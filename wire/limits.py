@@ -218,6 +218,7 @@ class Limits:
     reach_delay_most_s: float = 1.0  # so that many checkers cannot be aimed at one moment
     reach_peer_per_min: float = 12.0
     reach_total_per_min: float = 60.0
+    reach_total_burst: float = 5.0  # newcomers that arrive together wait for each other, a second each
     reach_ask_s: float = 15.0  # padding, delay, dial and answer
 
     access_settles_s: float = 2.0  # a verdict that changes within this is not told
@@ -266,6 +267,8 @@ class Limits:
     relay_bulk_start_bytes_per_s: float = 2e6  # until the line has shown more: a sixth of the slowest fibre's upload
     relay_peer_bytes_per_s: float = 20e6  # 160 Mbit/s, what a good household line sends
     relay_burst_s: float = 1.0  # of each rate: a tensor of the small kind passes at once
+    relay_opens_per_s: float = 0.5  # circuits that one peer opens: each is a stream to the target and two notes
+    relay_opens_burst: float = 64.0  # whoever starts has 32 neighbours, with a control circuit and a lane each
     relay_quantum_bytes: int = 64 * KIB  # of a pair's turn: 0.25 s at the least share, and few turns a megabyte
     relay_notice_s: float = 30.0  # before a stopping relay ends its bulk circuits
 

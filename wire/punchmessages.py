@@ -1,7 +1,7 @@
 """The messages of `punch/1`, a message stream through the circuit of the two who want to meet.
 
 From the side that the circuit came in to: Punch, Go.  From the other: Punch.  The same nonce in both; it also opens the two ends of
-the hole (`wire/net/punch.py`).  Numbers 56..58 of the wire's own (`messages.py`).
+the hole (`wire/net/punch.py`).  Numbers 56 and 57 of the wire's own (`messages.py`).
 """
 
 from __future__ import annotations

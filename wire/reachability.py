@@ -197,10 +197,10 @@ class Reachability:
         return tuple(address for address, _ in counts.most_common())
 
     def _symmetric(self, now: float) -> bool:
-        """Two observers or more of one family, and no two of them see the same."""
+        """Observers in two networks or more, and no two of these see the same: one hoster has one word."""
         for kind in ("ip4", "ip6"):
             fresh = (sight for sight in self._sights.values() if now - sight.at < self._limits.reach_verdict_life_s)
-            seen = [sight.address for sight in fresh if sight.address.kind == kind]
+            seen = list({sight.network: sight.address for sight in fresh if sight.address.kind == kind}.values())
             if len(seen) >= 2 and len(set(seen)) == len(seen):
                 return True
         return False

@@ -71,10 +71,12 @@ class Access:
         self._limits = limits
         self._book = book
         self._manager = manager
+        self._dials: dict[PeerId, trio.Lock] = {}  # of relays that are being dialled
         self._emit = emit
         self._changed = changed
         self.relay = RelayService(identity, run, boot_id, limits, offer, peer=self._peer, sent_bytes=sent_bytes, counts=counts)
         self.relays = RelayKeeper(
+            self._own,
             limits,
             wanted=lambda: run is not None and not self.public,
             records=book.records,
@@ -144,7 +146,7 @@ class Access:
             )
         return Standing(
             str(found.state),
-            circuits=tuple(self.relays.circuits(self._own)),
+            circuits=tuple(self.relays.circuits()),
             vouchers=tuple(place.voucher for place in self.relays.places),
         )
 
@@ -201,7 +203,7 @@ class Access:
             return AccessChanged("relayed", f"{finding.reason}; others come through {through}")
         if finding.state is Reach.UNKNOWN:
             return AccessChanged("unknown", finding.reason)
-        refusals = "; ".join(f"{peer_id.short}: {error}" for peer_id, error in self.relays.refusals.items())
+        refusals = "; ".join(f"{peer_id.short}: {error}" for peer_id, error in list(self.relays.refusals.items())[-3:])
         relays = f"no relay took it ({refusals})" if refusals else "no relay is known: a node of the run that others can dial is one"
         return AccessChanged("unreachable", f"{finding.reason}; {relays}; connections that this node makes itself work")
 
@@ -233,11 +235,17 @@ class Access:
         await self._manager().accept(pipe)
 
     async def _to_relay(self, relay: PeerId, at: Address | None) -> Peer:
-        """A connection to a relay; a direct one, if it has to be made."""
-        peer = self._peer(relay)
-        if peer is not None and peer.primary is not None:
-            return peer
+        """A direct connection to a relay.  Callers that come together share one dial."""
         places = [address for address in self._book.addresses(relay) if address.relay is None]
         if at is not None:
             places.insert(0, Address(at.host, at.port, at.kind))
-        return await self._manager().dial(places, expected=relay, target=str(relay), patient=True)
+        lock = self._dials.setdefault(relay, trio.Lock())
+        try:
+            async with lock:
+                peer = self._peer(relay)
+                if peer is not None and peer.primary is not None and (not peer.relayed or not places):
+                    return peer
+                return await self._manager().dial(places, expected=relay, target=str(relay), patient=True)
+        finally:
+            if not lock.statistics().tasks_waiting and not lock.locked():
+                self._dials.pop(relay, None)

@@ -1,6 +1,6 @@
 """Can others dial this node?  Asking them to try, and trying for others (`reach/1`).
 
-A node cannot see its own router.  So it asks peers to dial it back: it names addresses and a nonce, the checker dials the first that
+A node cannot see its own router.  So it asks peers to dial it back: it names an address and a nonce, the checker dials the first that
 it may from a fresh port, says `PLR1 00 nonce`, gets one byte back and signs what it found.  Our listener knows the nonces that are
 under way; nothing else about the caller is believed.
 
@@ -35,6 +35,7 @@ from wire.limits import Limits
 from wire.messages import decode, encode
 from wire.net.bytestream import ByteStream
 from wire.net.causes import SILENT, cause_of
+from wire.net.dial import DialRate
 from wire.net.peer import Peer
 from wire.net.services import Service, Services
 from wire.net.stream import MessageStream
@@ -84,7 +85,8 @@ class ReachService:
         self._under_way: dict[bytes, Address] = {}  # nonce -> where we expect it
         self._asking: set[PeerId] = set()
         self._buckets: dict[PeerId, Bucket] = {}
-        self._total = Bucket(limits.reach_total_per_min / 60, limits.reach_total_per_min, trio.current_time())
+        self._total = Bucket(limits.reach_total_per_min / 60, limits.reach_total_burst, trio.current_time())
+        self._rate = DialRate(limits, scope)  # whoever names it: one host is not dialled by a crowd of askers
 
     def serve(self, services: Services) -> None:
         """Answer `reach/1`, to guests too: a newcomer must be able to find out."""
@@ -252,6 +254,7 @@ class ReachService:
     async def _dial_back(self, address: Address, nonce: bytes) -> str:
         """Why nobody was found there, "" if the one who knows the nonce was."""
         try:
+            await trio.sleep(self._rate.delay_s(address, trio.current_time()))
             with trio.fail_after(self._limits.reach_dial_s):
                 pipe = await self._transport.dial(address)
                 try:

@@ -14,6 +14,7 @@ the port, or find somebody who has one.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -30,12 +31,14 @@ from wire.net.relay import PROTOCOL
 from wire.net.stream import MessageStream
 from wire.observed import network_of
 from wire.relaymessages import RelayClass, Reserve, Reserved
+from wire.vouchers import open_voucher
 
 log = logging.getLogger("wire.net")
 
 LOOK_S = 1.0  # how often a missing place is looked for
 REFUSED_S = 30.0  # a relay that refused without saying for how long
 ANSWER_S = 5.0
+TRIED_MAX = 32  # relays whose refusals are remembered
 RENEW_LEAST_S = 10.0  # whatever a relay says: one that promises a millisecond must not keep us busy
 
 
@@ -63,6 +66,7 @@ class RelayKeeper:
 
     def __init__(
         self,
+        own: PeerId,
         limits: Limits,
         *,
         wanted: Callable[[], bool],
@@ -73,6 +77,7 @@ class RelayKeeper:
         changed: Callable[[], None],
     ) -> None:
         """`records`: signed records of others.  `rtt_s(peer)`: None if not connected.  `member(peer)`: of our run."""
+        self._own = own
         self._limits = limits
         self._wanted = wanted
         self._records = records
@@ -93,9 +98,9 @@ class RelayKeeper:
         """Relays that hold, or are about to hold, a place for us."""
         return frozenset(self._held)
 
-    def circuits(self, own: PeerId) -> list[Address]:
+    def circuits(self) -> list[Address]:
         """Where others reach us through relays."""
-        return [Address(at.host, at.port, at.kind, own, place.relay) for place in self.places if (at := place.address)]
+        return [Address(at.host, at.port, at.kind, self._own, place.relay) for place in self.places if (at := place.address)]
 
     async def run(self) -> None:
         """For ever.  A cancel ends every reservation."""
@@ -176,6 +181,9 @@ class RelayKeeper:
         finally:
             del self._held[relay]
             self._not_before[relay] = trio.current_time() + wait_s
+            for table in (self._not_before, self.refusals):
+                while len(table) > TRIED_MAX:
+                    del table[next(iter(table))]
             if holding.place is not None:
                 self._changed()
 
@@ -183,9 +191,13 @@ class RelayKeeper:
         with trio.fail_after(ANSWER_S):
             await stream.send(encode(Reserve(cls)))
             answer = decode(await stream.receive(), Reserved)
+        limits = self._limits
         if answer.code != Code.OK:
             raise error_for(answer.code, retry_after=answer.retry_ms / 1000 or None)
-        return Place(relay, answer.cls, answer.rate, answer.voucher, address, trio.current_time() + answer.millis / 1000)
+        # One that nobody else would take is no place.
+        open_voucher(answer.voucher, now_unix=time.time(), run=None, relay=relay, peer=self._own, cls=answer.cls, limits=limits)
+        until = trio.current_time() + min(answer.millis / 1000, limits.relay_reservation_life_s)
+        return Place(relay, answer.cls, answer.rate, answer.voucher, address, until)
 
 
 def _place_of(record: OpenedRecord) -> Address:
