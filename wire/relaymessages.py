@@ -1,8 +1,9 @@
 """The messages of the relay, field by field: how a place is asked for, a circuit opened, and what the relay tells afterwards.
 
 `relay/1` is a message stream that stays open: Reserve, answered by Reserved, again before the place runs out.  `circuit/1`
-(from the caller to the relay) and `circuit-in/1` (from the relay to the target) are byte streams whose OPEN carries CircuitAsk and CircuitIn as meta; what flows through them afterwards is the
-two ends' own handshake, of which the relay sees ciphertext only.  `relay-note/1` is a message stream of RelayNotes, from the relay.
+(from the caller to the relay) and `circuit-in/1` (from the relay to the target) are byte streams whose OPEN carries CircuitAsk
+and CircuitIn as meta; what flows through them afterwards is the two ends' own handshake, of which the relay sees ciphertext
+only.  `relay-note/1` is a message stream of RelayNotes, from the relay.
 A Voucher is the payload of a signed statement and stands in a peer record (`vouchers.py`).
 
 Classes and purposes are plain small numbers here, not ranges: one that was invented later is refused by the relay with a code,
