@@ -1,10 +1,11 @@
 """A node on a host of the lab: `python -m tests.net.node [listen ADDRESS PORT] [seed ENTRY]... [relay off]`.
 
 It says what happens as JSON lines: `{"ready": address}`, `{"connected": peer id}`, `{"lost": code}`, `{"seed": entry, "state",
-"reason"}`,
-`{"reach": state, "reason"}`, `{"access": verdict, "reason"}`, `{"path": "direct|punched|relayed via ..", "peer": id, "at"}`,
+"reason"}`, `{"reach": state, "reason"}`, `{"access": verdict, "reason", "at"}`,
+`{"path": "direct|punched|relayed via ..", "peer": id, "at"}`,
 `{"punch_failed": why, "peer": id}`, `{"knows": peer id}` of a record; `at` is seconds since its own start.  Told
-`{"connect": peer id}` it connects by what it knows and answers with `path`.  Told `{"send": bytes}` it sends so many to its first peer (or to `"to"`) and answers `{"echoed": sha256, "seconds"}`; told `{"dial": address}`
+`{"connect": peer id}` it connects by what it knows and answers with `path`.  Told
+`{"send": bytes}` it sends so many to its first peer (or to `"to"`) and answers `{"echoed": sha256, "seconds"}`; told `{"dial": address}`
 it dials.  It ends with its stdin.
 """
 

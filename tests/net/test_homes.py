@@ -5,6 +5,7 @@ One lab for all: two public hosts that are seeds and relays, and routers of six 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import trio
 
 from bench.children import Child
 from bench.lab import Lab, Network, open_lab
-from tests.net.conftest import START_S, Hosts, available, open_hosts
+from tests.net.conftest import Hosts, available, open_hosts
 from tests.net.test_nodes import heard
 
 PORT, HOME_PORT = "4001", "20001"  # a port that the routers `shift` and `full` treat
@@ -29,6 +30,11 @@ def world() -> Iterator[Lab]:
     available()
     with open_lab(Network(rate_mbit=100.0, rtt_ms=80.0, public=2, routers=KINDS)) as made:
         yield made
+
+
+def note(text: str) -> None:
+    """Figures, for those who run this with `-s`."""
+    sys.stdout.write(text + "\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,7 @@ async def pair(lab: Lab, one: str, other: str, begins: str) -> None:
             await b.tell({"connect": a_id})
             first = await heard(b, "path")
             took = 0.0 if first["path"].startswith(begins) else await path(b, a_id, begins, PUNCHED_S) - first["at"]
-            print(f"{one}/{other}: {first['path'][:7]} first, {begins} after {took:.2f} s")
+            note(f"{one}/{other}: {first['path'][:7]} first, {begins} after {took:.2f} s")
             await b.tell({"send": 1 << 20, "to": a_id})
             assert (await heard(b, "echoed"))["echoed"] is True
 
@@ -87,8 +93,8 @@ async def test_nat_routers_that_keep_a_mapping_are_punched(world: Lab, one: str,
     await pair(world, one, other, "punched")
 
 
-async def test_nat_a_mapped_port_is_direct_even_for_a_symmetric_one(world: Lab) -> None:
-    await pair(world, FULL, SYMMETRIC, "direct")
+async def test_nat_a_mapped_port_lets_even_a_symmetric_one_in(world: Lab) -> None:
+    await pair(world, FULL, SYMMETRIC, "punched")
 
 
 @pytest.mark.parametrize(("one", "other"), [(CONE, SYMMETRIC), (SYMMETRIC, SYMMETRIC_2)])
@@ -98,12 +104,14 @@ async def test_nat_3_a_symmetric_router_stays_relayed_and_says_why(world: Lab, o
             a, a_id = await made.home(one)
             b, _ = await made.home(other)
             await heard(a, "access")
-            verdict = await heard(b, "access")
-            assert verdict["access"] == "relayed" and "port" in verdict["reason"]
+            assert (await heard(b, "access"))["access"] == "relayed"
             await b.tell({"connect": a_id})
             assert (await heard(b, "path"))["path"].startswith("relayed via")
-            failed = await heard(b, "punch_failed")
-            print(f"{one}/{other}: {verdict['reason']} | {failed['punch_failed']}")
+            with trio.fail_after(30):
+                while (found := await heard(b, "reach"))["reach"] != "nat-symmetric":
+                    pass
+            assert "the router gives each connection another port" in found["reason"]
+            note(f"{one}/{other}: {found['reason']}")
             await b.tell({"send": 1 << 20, "to": a_id})
             assert (await heard(b, "echoed"))["echoed"] is True
 
@@ -117,7 +125,7 @@ async def test_nat_1_two_homes_without_any_relay_are_told_so(world: Lab) -> None
                     while (verdict := await heard(node, "access"))["access"] != "unreachable":
                         pass
                 assert "no relay is known" in verdict["reason"]
-                print(f"{host}: {verdict['at']:.1f} s: {verdict['reason']}")
+                note(f"{host}: {verdict['at']:.1f} s: {verdict['reason']}")
 
 
 async def test_nat_2_a_node_without_a_listener_is_reached_through_a_relay(world: Lab) -> None:
@@ -131,4 +139,4 @@ async def test_nat_2_a_node_without_a_listener_is_reached_through_a_relay(world:
             await heard(b, "path")
             await b.tell({"send": 1 << 20, "to": a_id})
             assert (await heard(b, "echoed"))["echoed"] is True
-            print(verdict["reason"])
+            note(verdict["reason"])
