@@ -149,7 +149,7 @@ async def _watch(nodes: Sequence[Child], plan: HomesPlan, began: float) -> Measu
             event = await node.hear(plan.patience_s)
             if event["kind"] == "StepDone":
                 done.setdefault(event["step"], (time.monotonic(), event["tokens"]))
-                if event["step"] == plan.steps:
+                if event["step"] == plan.steps - 1:  # steps count from 0
                     return
             elif event["kind"] == "NodeStatus":
                 kinds = (peer["path"].split()[0] for peer in event["peers"] if peer["stage"] is not None)
@@ -158,6 +158,7 @@ async def _watch(nodes: Sequence[Child], plan: HomesPlan, began: float) -> Measu
     async with trio.open_nursery() as nursery:
         for node in nodes:
             nursery.start_soon(follow, node)
-    start, (end, _) = min(WARM, plan.steps - 1), done[plan.steps]
+    last = plan.steps - 1
+    start, (end, _) = min(WARM, last - 1), done[last]
     tokens = sum(count for step, (_, count) in done.items() if step > start)
     return Measured(tokens / (end - done[start][0]), done[min(done)][0] - began, sum(paths.values(), Counter()))
