@@ -155,10 +155,12 @@ class Reachability:
         if not self.listening:
             return Finding(Reach.OUTBOUND, (), outside, False, "there is no listener: others reach this node through relays only")
         refused = [word for address in candidates for word in self._fresh(address, now) if word.ok is False]
-        if not refused:
+        # A yes that does not count: from peers that the router would let in anyway.  It shows how the router maps, no more.
+        biased = [word for address in candidates for word in self._fresh(address, now) if word.ok and word.biased]
+        if not refused and not (biased and outside):
             return Finding(Reach.UNKNOWN, (), outside, False, "nobody has tried to dial this node yet")
         port = self.listening[0].port
-        why = refused[-1].cause or "no answer"
+        why = (refused[-1].cause or "no answer") if refused else "only peers that this node had dialled before got through"
         remedy = f"open or forward TCP port {port}, or go on through relays"
         weak = len({word.network for word in refused}) < self._limits.reach_agree
         if self._symmetric(now):

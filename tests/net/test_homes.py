@@ -21,7 +21,7 @@ from tests.net.test_nodes import heard
 PORT, HOME_PORT = "4001", "20001"  # a port that the routers `shift` and `full` treat
 PUNCHED_S = 10.0  # from the first relayed connection
 KINDS = ("cone", "shift", "symmetric", "full", "cone", "shift", "symmetric")
-CONE, SHIFT, SYMMETRIC, FULL, CONE_2, SHIFT_2, SYMMETRIC_2 = (f"h{number}" for number in range(1, 8))
+CONE, SHIFT, SYMMETRIC, _FULL, CONE_2, SHIFT_2, SYMMETRIC_2 = (f"h{number}" for number in range(1, 8))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ async def swarm(lab: Lab, *relay: str) -> AsyncIterator[Swarm]:
         yield Swarm(hosts, public, ids, tuple(word for seed in seeds for word in ("seed", seed)))
 
 
-async def path(node: Child, peer: str, begins: str, patience_s: float) -> float:
+async def path(node: Child, peer: str, begins: tuple[str, ...], patience_s: float) -> float:
     """Seconds of the node's life at which its path to the peer was this one."""
     with trio.fail_after(patience_s):
         while not ((line := await heard(node, "path", patience_s))["path"].startswith(begins) and line["peer"] == peer):
@@ -73,7 +73,7 @@ async def path(node: Child, peer: str, begins: str, patience_s: float) -> float:
     return float(line["at"])
 
 
-async def pair(lab: Lab, one: str, other: str, begins: str) -> None:
+async def pair(lab: Lab, one: str, other: str, *begins: str) -> None:
     with trio.fail_after(60):
         async with swarm(lab) as made:
             a, a_id = await made.home(one)
@@ -83,7 +83,7 @@ async def pair(lab: Lab, one: str, other: str, begins: str) -> None:
             await b.tell({"connect": a_id})
             first = await heard(b, "path")
             took = 0.0 if first["path"].startswith(begins) else await path(b, a_id, begins, PUNCHED_S) - first["at"]
-            note(f"{one}/{other}: {first['path'][:7]} first, {begins} after {took:.2f} s")
+            note(f"{one}/{other}: {first['path'][:7]} first, {' or '.join(begins)} after {took:.2f} s")
             await b.tell({"send": 1 << 20, "to": a_id})
             assert (await heard(b, "echoed"))["echoed"] is True
 
@@ -91,10 +91,6 @@ async def pair(lab: Lab, one: str, other: str, begins: str) -> None:
 @pytest.mark.parametrize(("one", "other"), [(CONE, CONE_2), (CONE, SHIFT), (SHIFT, SHIFT_2)])
 async def test_nat_routers_that_keep_a_mapping_are_punched(world: Lab, one: str, other: str) -> None:
     await pair(world, one, other, "punched")
-
-
-async def test_nat_a_mapped_port_lets_even_a_symmetric_one_in(world: Lab) -> None:
-    await pair(world, FULL, SYMMETRIC, "punched")
 
 
 @pytest.mark.parametrize(("one", "other"), [(CONE, SYMMETRIC)])
