@@ -72,7 +72,8 @@ class Connection:
     __slots__ = (
         "_kept_bytes", "_message_most", "_queue_most",
         "blocked", "bytes_in", "bytes_out", "chunk_streams", "drain_until", "end", "events", "forgotten_chunks",
-        "goaway_received", "goaway_sent", "hello", "inbound_live", "initiator", "last_in", "limits", "next_own", "next_peer",
+        "goaway_received", "goaway_sent", "hello", "inbound_live", "initiator", "last_in", "limits", "message_streams",
+        "next_own", "next_peer",
         "outbound_live", "pending", "recv", "replies", "rtt", "scheduler", "send", "state", "streams", "sure_bytes", "violation",
         "windows",
     )  # fmt: skip
@@ -94,7 +95,7 @@ class Connection:
         self.state = ConnectionState.HELLO
         self.streams: dict[int, Stream] = {}
         self.next_own, self.next_peer = (1, 2) if initiator else (2, 1)
-        self.inbound_live = self.outbound_live = self.pending = self.chunk_streams = 0
+        self.inbound_live = self.outbound_live = self.pending = self.chunk_streams = self.message_streams = 0
         self.forgotten_chunks: dict[int, None] = {}
         self.blocked: dict[int, Stream] = {}  # streams whose sender waits for credit
         self.send = SendWindow(limits.connection_window_guest_bytes)
@@ -124,7 +125,8 @@ class Connection:
         self.sure_bytes = min(limits.stream_window_control_bytes, limits.stream_window_min_bytes) // 4
         self._message_most = limits.message_max_bytes
         self._queue_most = limits.stream_window_bulk_bytes
-        # Of the connection's credit bulk leaves so much to messages: else one would wait a round trip behind megabytes (WIRE-4).
+        # Of the connection's credit bulk leaves so much to message streams, where there are any: else one would wait a round trip
+        # behind megabytes (WIRE-4).  Bulk that is alone has all of it: with less, records no longer divide it and the rate is halved.
         self._kept_bytes = min(limits.message_max_bytes, limits.connection_window_guest_bytes // 4)
         self.bytes_in = [0] * 5
         self.bytes_out = [0] * 5
@@ -158,6 +160,7 @@ class Connection:
             self.inbound_live += 1
             self.pending += 1
         self.chunk_streams += stream.kind is Kind.CHUNKS
+        self.message_streams += stream.kind is Kind.MESSAGE
 
     def forget_if_done(self, stream: Stream) -> None:
         """Forget a stream when both directions have ended, our end has left, and the application has read to the end."""
@@ -174,6 +177,7 @@ class Connection:
             self.inbound_live -= 1
             self.pending -= not stream.accepted
         self.chunk_streams -= stream.kind is Kind.CHUNKS
+        self.message_streams -= stream.kind is Kind.MESSAGE
         self.blocked.pop(stream.id, None)
         self.scheduler.discard(stream, stream.cls)
         self.replies.forget_credit(stream.id)
@@ -212,7 +216,7 @@ class Connection:
         if stream.kind is Kind.MESSAGE:
             own -= MESSAGE_OVERHEAD_BYTES
             most = min(most, self._message_most)
-        elif stream.cls > MESSAGES:
+        elif stream.cls > MESSAGES and self.message_streams:
             room -= self._kept_bytes
         room = min(own, room, most)
         return room if room > 0 else 0
@@ -265,7 +269,7 @@ class Connection:
         self.forgotten_chunks.clear()
         self.scheduler.clear()
         self.rtt.clear_open()
-        self.inbound_live = self.outbound_live = self.pending = self.chunk_streams = 0
+        self.inbound_live = self.outbound_live = self.pending = self.chunk_streams = self.message_streams = 0
         self.recv.consumed = self.recv.arrived
         self.windows.release()
         self.drain_until = None

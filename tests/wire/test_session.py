@@ -293,7 +293,13 @@ def test_before_the_peers_hello_a_bulk_stream_uses_the_smallest_window() -> None
 
 def test_a_guest_gets_a_small_connection_window() -> None:
     joined, stream = pair(Kind.BYTE, 3, guest=True)
-    kept = DEFAULT_LIMITS.message_max_bytes  # for messages
+    assert fill(joined, stream, joined.a) == DEFAULT_LIMITS.connection_window_guest_bytes
+
+
+def test_bulk_leaves_credit_to_message_streams_where_there_are_any() -> None:
+    joined, stream = pair(Kind.BYTE, 3, guest=True)
+    joined.a.session.open_stream(Kind.MESSAGE, "x/1", 1, now=joined.now)
+    kept = DEFAULT_LIMITS.message_max_bytes
     assert fill(joined, stream, joined.a) == DEFAULT_LIMITS.connection_window_guest_bytes - kept
 
 
