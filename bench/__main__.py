@@ -72,6 +72,20 @@ def link(lab: bool, quick: bool, as_json: bool, history: str, seconds: float | N
 
 
 @program.command()
+@_quick
+@_json
+@_history
+def homes(quick: bool, as_json: bool, history: str) -> None:
+    """Tokens a second of a swarm of which most nodes sit behind home routers, beside the same swarm with public addresses.
+
+    In network namespaces (needs root), some six minutes.
+    """
+    from bench.homes.run import HomesPlan, run_homes
+
+    _show(run_homes, HomesPlan.quick() if quick else HomesPlan(), as_json=as_json, history=history)
+
+
+@program.command()
 @click.option("--stages", type=click.IntRange(2, 64), default=2, show_default=True, help="Stages, one node and one core each.")
 @_quick
 @_json

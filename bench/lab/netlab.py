@@ -45,6 +45,8 @@ class Network:
 
     rate_mbit: of each access line, each way (None: no limit).  rtt_ms: there and back between two hosts.  loss_percent: of the
     packets that a host sends.  nat_a, nat_b: cone, shift, symmetric or full, for the hosts behind the two home routers.
+    public, routers: a world instead of the two homes: p1.. with public addresses, h1.. each behind a router n1.. of that kind,
+    all in networks of their own and with addresses that nodes take for global ones.
     """
 
     rate_mbit: float | None = 200.0
@@ -55,6 +57,8 @@ class Network:
     nat_b: str = "cone"
     hosts_a: int = 1
     hosts_b: int = 1
+    public: int = 0
+    routers: tuple[str, ...] = ()
 
     def environment(self) -> dict[str, str]:
         """The settings of `netlab.sh`; a packet there and back crosses four delays."""
@@ -67,6 +71,8 @@ class Network:
             "NAT_B": self.nat_b,
             "HOSTS_A": str(self.hosts_a),
             "HOSTS_B": str(self.hosts_b),
+            "PUBLIC": str(self.public),
+            "ROUTERS": " ".join(self.routers),
         }
 
 
@@ -94,7 +100,7 @@ class Lab:
         self.network = network
 
     def exec(self, host: str, *argv: str) -> list[str]:
-        """The command line that runs `argv` on a host: s, c, a, b, na, nb, r (and a2.., b2..)."""
+        """The command line that runs `argv` on a host: s, c, a, b, na, nb, r (and a2.., b2..); of a world p1.., n1.., h1.., r."""
         return ["ip", "netns", "exec", f"{self.prefix}-{host}", *argv]
 
     def run(self, host: str, *argv: str) -> str:
@@ -102,7 +108,7 @@ class Lab:
         return _run(self.exec(host, *argv))
 
     def addr(self, host: str) -> str:
-        """The address of a host; for na and nb the outside address of the home router."""
+        """The address of a host; for na, nb and n1.. the outside address of the home router."""
         return self._script("addr", host).strip()
 
     def set_congestion(self, name: str) -> None:
@@ -111,7 +117,7 @@ class Lab:
             self.run(host, "sysctl", "-qw", f"net.ipv4.tcp_congestion_control={name}")
 
     def cut(self, host: str) -> None:
-        """Cut the access line of a host (s, c, na, nb): nothing passes, nobody is told."""
+        """Cut the access line of a host (s, c, na, nb, p1.., n1..): nothing passes, nobody is told."""
         self.run("r", "ip", "link", "set", f"r-{host}", "down")
 
     def mend(self, host: str) -> None:
@@ -125,6 +131,12 @@ class Lab:
     def unblock(self, address: str) -> None:
         """Undo `black_hole`."""
         self.run("r", "iptables", "-D", "FORWARD", "-d", address, "-j", "DROP")
+
+    def map_ports(self, number: int) -> None:
+        """From now on the router of `number` lets strangers in to ports 20000-20099 of its host, as if its owner had mapped them."""
+        router, host = f"n{number}", self.addr(f"h{number}")
+        rule = ("iifname", f"w-{router}", "tcp", "dport", "20000-20099", "dnat", "to", host)
+        self.run(router, "nft", "add", "rule", "ip", "lab", "pre", *rule)
 
     def readdress_client(self, last: int = 9) -> str:
         """Take the address of `c` away and give it another one, as a provider does; returns it.  Its connections are not told."""

@@ -1,7 +1,11 @@
-"""A node on a host of the lab: `python -m tests.net.node [listen ADDRESS PORT] [seed ENTRY]...`.
+"""A node on a host of the lab: `python -m tests.net.node [listen ADDRESS PORT] [seed ENTRY]... [relay off]`.
 
 It says what happens as JSON lines: `{"ready": address}`, `{"connected": peer id}`, `{"lost": code}`, `{"seed": entry, "state",
-"reason"}`.  Told `{"send": bytes}` it sends so many to its first peer and answers `{"echoed": sha256, "seconds"}`; told `{"dial": address}`
+"reason"}`, `{"reach": state, "reason"}`, `{"access": verdict, "reason", "at"}`,
+`{"path": "direct|punched|relayed via ..", "peer": id, "at"}`,
+`{"punch_failed": why, "peer": id}`, `{"knows": peer id}` of a record; `at` is seconds since its own start.  Told
+`{"connect": peer id}` it connects by what it knows and answers with `path`.  Told
+`{"send": bytes}` it sends so many to its first peer (or to `"to"`) and answers `{"echoed": sha256, "seconds"}`; told `{"dial": address}`
 it dials.  It ends with its stdin.
 """
 
@@ -17,12 +21,18 @@ from typing import Any
 import trio
 
 from wire.address import Address
-from wire.identity import Identity
+from wire.errors import WireError
+from wire.identity import Identity, PeerId
 from wire.net import ByteStream, Kind, MessageStream, Net, Peer, PeerConnected, PeerLost, SeedList, SeedStateChanged, open_net
+from wire.net.netevents import AccessChanged, PathChanged, Punched, ReachChanged, RecordLearned
+from wire.net.relay import RelayOffer
 
 RUN = bytes(range(32))
 ECHO = "tests/echo/1"
 PIECE = 64 * 1024
+
+
+BEGAN = time.monotonic()
 
 
 def say(**fields: Any) -> None:
@@ -38,15 +48,39 @@ async def echo(peer: Peer, stream: ByteStream | MessageStream) -> None:
 async def tell(net: Net) -> None:
     async for event in net.events():
         if isinstance(event, PeerConnected):
-            say(connected=str(event.peer.peer_id))
+            say(connected=str(event.peer.peer_id), over=str(event.peer.path))
         elif isinstance(event, PeerLost):
             say(lost=event.reason.code.name)
         elif isinstance(event, SeedStateChanged):
             say(seed=event.entry, state=event.state, reason=str(event.reason))
+        elif isinstance(event, ReachChanged):
+            say(reach=str(event.finding.state), reason=event.finding.reason)
+        elif isinstance(event, AccessChanged):
+            say(access=event.verdict, reason=event.reason, at=time.monotonic() - BEGAN)
+        elif isinstance(event, PathChanged):
+            say(path=str(event.path), peer=str(event.peer_id), at=time.monotonic() - BEGAN)
+        elif isinstance(event, Punched) and event.why:
+            say(punch_failed=event.why, peer=str(event.peer_id))
+        elif isinstance(event, RecordLearned):
+            say(knows=str(event.record.peer_id))
 
 
-async def send(net: Net, count: int) -> None:
-    (peer, *_) = net.peers()
+async def connect(net: Net, peer_id: PeerId) -> None:
+    """Its record may not have come yet, or still be one without circuits."""
+    while True:
+        try:
+            peer = await net.connect(peer_id, deadline_s=10.0)
+        except WireError as error:
+            say(not_yet=str(error))
+            await trio.sleep(0.5)
+        else:
+            say(path=str(peer.path), peer=str(peer_id), at=time.monotonic() - BEGAN)
+            return
+
+
+async def send(net: Net, count: int, to: str | None) -> None:
+    peer = net.peers()[0] if to is None else net.peer(PeerId.parse(to))
+    assert peer is not None
     data, back, began = os.urandom(count), hashlib.sha256(), time.monotonic()
     async with await peer.open(ECHO, Kind.BYTE, 2) as stream, trio.open_nursery() as nursery:
         assert isinstance(stream, ByteStream)
@@ -66,24 +100,28 @@ async def obey(net: Net) -> None:
         if "dial" in request:
             await net.dial(Address.parse(request["dial"]), deadline_s=20.0)
         if "send" in request:
-            await send(net, request["send"])
+            await send(net, request["send"], request.get("to"))
+        if "connect" in request:
+            await connect(net, PeerId.parse(request["connect"]))
 
 
 async def main(arguments: list[str]) -> None:
-    listen, seeds = [], []
+    listen, seeds, relay = [], [], RelayOffer()
     while arguments:
         what, value = arguments.pop(0), arguments.pop(0)
         if what == "listen":
             listen.append(Address(value, int(arguments.pop(0))))
+        elif what == "relay":
+            relay = RelayOffer(signal=value != "off")
         else:
             seeds.append(value)
     async with (
-        open_net(Identity.generate(), run=RUN, listen=listen, seeds=SeedList.of(*seeds) if seeds else None) as net,
+        open_net(Identity.generate(), run=RUN, listen=listen, seeds=SeedList.of(*seeds) if seeds else None, relay=relay) as net,
         trio.open_nursery() as nursery,
     ):
         net.serve(ECHO, echo)
         nursery.start_soon(tell, net)
-        say(ready=str(net.addresses[0].with_peer(net.peer_id)) if listen else "")
+        say(ready=str(net.addresses[0].with_peer(net.peer_id)) if listen else "", peer=str(net.peer_id))
         await obey(net)
         nursery.cancel_scope.cancel()
 

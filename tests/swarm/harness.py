@@ -95,9 +95,10 @@ class Swarm:
         self.seed = Story()
         self.seeds_file = root / "seeds.txt"
 
-    async def start_seed(self) -> None:
+    async def start_seed(self, run: bytes | None = None) -> None:
+        """`run`: it serves that run only, as a seed that also relays for its members."""
         settings = self._settings("seed", None)
-        self.nursery.start_soon(run_seed, settings, Identity.generate(), Recorder([self.seed]))
+        self.nursery.start_soon(run_seed, settings, Identity.generate(), Recorder([self.seed]), run)
         started = await self.seed.wait_for(e.NodeStarted)
         self.seeds_file.write_text(f"{started.addresses[0]}\n")
 
@@ -139,12 +140,14 @@ class Swarm:
         return [told[step] for step in sorted(told)]
 
 
-async def train(root: Path, signed: SignedManifest, count: int, deadline_s: float = 120.0) -> Swarm:
+async def train(
+    root: Path, signed: SignedManifest, count: int, deadline_s: float = 120.0, *, seed_run: bytes | None = None
+) -> Swarm:
     """Run `count` nodes until all of them have finished.  Fails when one ends otherwise or the deadline passes."""
     with trio.fail_after(deadline_s):
         async with trio.open_nursery() as nursery:
             swarm = Swarm(root, signed, nursery)
-            await swarm.start_seed()
+            await swarm.start_seed(seed_run)
             for number in range(count):
                 swarm.start_node(f"node-{number}")
             for node in swarm.nodes:

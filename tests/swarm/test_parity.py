@@ -57,6 +57,14 @@ async def test_parity_with_replicas(tmp_path: Path, stages: int, replicas: int, 
     assert swarm.losses() == pytest.approx(losses, rel=bar)
 
 
+async def test_a_seed_that_belongs_to_the_run_takes_no_part_in_it(tmp_path: Path) -> None:
+    signed = manifest({"stages.count": 2, "stages.replicas": 1})
+    swarm = await train(tmp_path, signed, 2, seed_run=signed.run_id)
+    _, losses = alone(signed)
+    assert swarm.losses() == losses
+    assert not swarm.seed.of(e.Notice), "nothing to say of it"
+
+
 async def test_parity_can_fail(tmp_path: Path) -> None:
     """The negative control: another order of the data is another result, far outside the bars."""
     signed = manifest({"stages.count": 2, "stages.replicas": 1, "steps": 2})
