@@ -3,7 +3,9 @@
 What goes wrong: a server trickles one byte a second, so that a timeout of the socket never fires; it sends without end; it
 redirects to `file:` or `ftp:`; it hangs while the node is stopped.  So the whole fetch has one deadline, the thread looks at it
 between pieces, at most 64 KiB are read, only http and https are spoken, and a cancel abandons the thread, which then ends by itself
-at its deadline and touches nothing.
+at its deadline and touches nothing.  While a header trickles in, though, the thread cannot look, and stays as long as the server
+likes.  So a URL has one thread at a time, outside of trio's forty: there it would, minute after minute, take the places of those
+that write snapshots.
 """
 
 from __future__ import annotations
@@ -33,12 +35,24 @@ _HANDLERS = (
 )
 
 
+_PLACES: trio.lowlevel.RunVar[dict[str, trio.CapacityLimiter]] = trio.lowlevel.RunVar("seed list threads")  # by URL: the operator's
+
+
+def _place(url: str) -> trio.CapacityLimiter:
+    try:
+        places = _PLACES.get()
+    except LookupError:
+        places = {}
+        _PLACES.set(places)
+    return places.setdefault(url, trio.CapacityLimiter(1))
+
+
 async def fetch(url: str, limits: Limits) -> bytes:
     """The content of an http or https URL.  Raises `SeedListError` with the cause in words."""
     deadline_s = limits.seed_fetch_timeout_s
     with trio.move_on_after(deadline_s):
         return await trio.to_thread.run_sync(
-            _fetch, url, time.monotonic() + deadline_s, limits.seed_fetch_max_bytes, abandon_on_cancel=True
+            _fetch, url, time.monotonic() + deadline_s, limits.seed_fetch_max_bytes, abandon_on_cancel=True, limiter=_place(url)
         )
     raise SeedListError([f"{url}: not fetched within {deadline_s:g} s"])
 

@@ -4,7 +4,8 @@ UPnP is discovery by multicast, then XML over HTTP at whatever place the first a
 XML that we do not want to write, so it is a library's, and optional.  Its calls block and cannot be stopped, so they run in a thread
 that is given a few seconds and left behind then.  What goes wrong with that: a thread that was left behind may still open a port of
 which nobody knows any more.  So one of the two sides always takes back: the thread if it was left before it was done, the caller if
-the thread was done before it was left (`_Attempt`).
+the thread was done before it was left (`_Attempt`).  A router that trickles its answers holds a thread for as long as it likes; so a
+port has one at a time, and none of trio's forty, in which snapshots are written.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from wire.address import Address
 from wire.portmapping import not_public
 
 DISCOVERY_MS = 1000  # without any router the library (2.3.3) then gives up after 4 s, measured; with 2000 after more than 5
+REMOVALS_AT_ONCE = 4  # more ports than a node listens on
 DESCRIPTION = "plnode"  # what the router's pages show
 MISSING = "UPnP was not tried: it needs the extra plnode[upnp]"
 
@@ -34,13 +36,17 @@ class Upnp:
     def __init__(self, make: Callable[[], Any] | None = None) -> None:
         self._make = make or _miniupnpc
         self._open: dict[int, Any] = {}  # by port: the router that was found, since finding it anew is too long for an end
+        self._adding: dict[int, trio.CapacityLimiter] = {}  # by port
+        self._removing = trio.CapacityLimiter(REMOVALS_AT_ONCE)
 
     async def add(self, port: int, lease_s: int, timeout_s: float) -> Address:
         """Have TCP `port` forwarded; the outside address.  Raises UpnpFailed.  A cancel or the timeout leaves nothing behind."""
         attempt, outside = _Attempt(), None
+        place = self._adding.setdefault(port, trio.CapacityLimiter(1))
         try:
             with trio.fail_after(timeout_s):
-                outside = await trio.to_thread.run_sync(partial(self._add, port, lease_s, attempt), abandon_on_cancel=True)
+                ask = partial(self._add, port, lease_s, attempt)
+                outside = await trio.to_thread.run_sync(ask, abandon_on_cancel=True, limiter=place)
                 return outside
         except trio.TooSlowError:
             raise UpnpFailed(f"no answer by UPnP within {timeout_s:g} s") from None
@@ -54,7 +60,7 @@ class Upnp:
         router = self._open.pop(port, None)
         if router is not None:
             with trio.move_on_after(timeout_s):
-                await trio.to_thread.run_sync(_delete, router, port, abandon_on_cancel=True)
+                await trio.to_thread.run_sync(_delete, router, port, abandon_on_cancel=True, limiter=self._removing)
 
     def _router(self) -> Any:
         try:
