@@ -22,12 +22,12 @@ def test_find_6_a_seed_list_that_drips_costs_one_thread_and_none_of_the_others(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     """A server that sends a byte of its header now and then holds a thread for as long as it likes: the deadline only leaves it."""
-    go, calls = threading.Event(), []
+    go, began, calls = threading.Event(), threading.Event(), []
 
     def drips(url: str, until: float, most: int) -> bytes:
         calls.append(url)
-        if url == "http://bad":
-            go.wait(60)
+        began.set()
+        go.wait(60)
         return b"good"
 
     monkeypatch.setattr(fetching, "_fetch", drips)
@@ -37,6 +37,7 @@ def test_find_6_a_seed_list_that_drips_costs_one_thread_and_none_of_the_others(
             with pytest.raises(SeedListError, match="not fetched within"):
                 await fetching.fetch("http://bad", LIMITS)
         assert trio.to_thread.current_default_thread_limiter().borrowed_tokens == 0
+        assert began.wait(60)
         assert calls == ["http://bad"]
 
     try:
@@ -56,11 +57,12 @@ def test_find_6_a_seed_list_that_came_can_be_fetched_again(monkeypatch: pytest.M
 
 
 def test_nat_a_router_that_drips_costs_one_thread_and_none_of_the_others(autojump_clock: trio.testing.MockClock) -> None:
-    go, made = threading.Event(), []
+    go, began, made = threading.Event(), threading.Event(), []
 
     class Drips:
         def discover(self) -> None:
             made.append(self)
+            began.set()
             go.wait(60)
             raise Exception("gone")
 
@@ -70,6 +72,7 @@ def test_nat_a_router_that_drips_costs_one_thread_and_none_of_the_others(autojum
             with pytest.raises(UpnpFailed):
                 await upnp.add(4001, 60, 1.0)
         assert trio.to_thread.current_default_thread_limiter().borrowed_tokens == 0
+        assert began.wait(60)
         assert len(made) == 1
 
     try:
