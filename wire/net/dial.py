@@ -133,6 +133,10 @@ class DialRate:
         self._free_at[address.host] = at + self._every_s
         return at - now
 
+    def queued_s(self, address: Address, now: float) -> float:
+        """How long the next dial to this host would wait.  Takes no place: a place is not given back."""
+        return max(0.0, self._free_at.get(address.host, now) - now)
+
 
 def _key(address: Address) -> str:
     place = f"{address.host} {address.port}"

@@ -249,8 +249,12 @@ class PunchService:
         with trio.CancelScope() as dialling:
             meeting.dials.append(dialling)
             while pipe is None and not meeting.met.is_set():
-                # Candidates are somebody else's words: all attempts together must not aim at one host.
-                await trio.sleep(self._rate.delay_s(address, trio.current_time()))
+                # Candidates are somebody else's words: all attempts together must not aim at one host, nor hold up our own dials to it.
+                now = trio.current_time()
+                if self._rate.queued_s(address, now) > self._limits.punch_dial_s:
+                    meeting.causes.append(f"{address.host}: dialled too often")
+                    return
+                await trio.sleep(self._rate.delay_s(address, now))
                 try:
                     pipe = await self._transport.dial(address, local_port=port)
                 except OSError as error:
