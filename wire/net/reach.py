@@ -205,7 +205,7 @@ class ReachService:
         if not isinstance(stream, MessageStream):
             raise error_for(Code.PROTOCOL, detail="this protocol is made of messages")
         limits = self._limits
-        ask = decode(await stream.receive(), ReachAsk)
+        ask = decode(await self._heard(stream), ReachAsk)
         wait_s = self._too_often(peer.peer_id, trio.current_time())
         if wait_s:
             await stream.send(encode(ReachAnswer(Code.RATE_LIMITED, b"", int(wait_s * 1000) + 1)), fin=True)
@@ -216,7 +216,7 @@ class ReachService:
             return
         if address.host != _host(peer):
             await stream.send(encode(ReachMore(limits.reach_padding_bytes)))
-            if len(await stream.receive()) < limits.reach_padding_bytes:
+            if len(await self._heard(stream)) < limits.reach_padding_bytes:
                 raise error_for(Code.PROTOCOL, detail="less padding than was asked for")
             await trio.sleep(self._rng.uniform(0, limits.reach_delay_most_s))
         cause = await self._dial_back(address, ask.nonce)
@@ -231,6 +231,13 @@ class ReachService:
             not_after=int(now_unix + limits.reach_verdict_life_s),
         )
         await stream.send(encode(ReachAnswer(Code.OK, sealed)), fin=True)
+
+    async def _heard(self, stream: MessageStream) -> bytes:
+        try:
+            with trio.fail_after(self._limits.reach_ask_s):  # the asker does not wait longer either
+                return await stream.receive()
+        except trio.TooSlowError:
+            raise error_for(Code.TIMEOUT, detail="the other side does not go on") from None
 
     def _too_often(self, peer_id: PeerId, now: float) -> float:
         """Seconds until this peer may ask again; 0: now, and it is counted."""
@@ -311,4 +318,3 @@ def _maybe_more(data: bytes) -> ReachMore | None:
         return decode(data, ReachMore)
     except WireError:
         return None
-
