@@ -251,6 +251,7 @@ class Limits:
     relay_request_interval_s: float = 120.0  # a signature each
     relay_requests_burst: int = 10  # a line that comes and goes a few times in an hour
     relay_again_free_s: float = 60.0  # after the connection that held the place ended: its line failed, not the peer
+    relay_free_held_s: float = 1.0  # held that long before: a second's signature a peer at most
     relay_requesters_max: int = 4096  # whose requests are counted; the one that asked longest ago is forgotten
     relay_signal_bytes_per_s: int = 64 * KIB  # a direction: a handshake and a punch need ~8 KiB
     relay_signal_bytes: int = 1 * MIB  # a direction; over it the circuit is reset

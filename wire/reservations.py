@@ -94,6 +94,7 @@ class Ended:
 class _Place:
     cls: RelayClass
     network: str
+    since: float
     expires: float
     connection: Hashable
     circuits: set[int]
@@ -122,7 +123,7 @@ class RelayTable:
         self._limits = limits
         self._places: dict[PeerId, _Place] = {}
         self._networks: Counter[str] = Counter()
-        self._ended: OrderedDict[PeerId, tuple[float, Why]] = OrderedDict()
+        self._ended: OrderedDict[PeerId, tuple[float, Why, bool]] = OrderedDict()
         self._requests: OrderedDict[PeerId, Bucket] = OrderedDict()
         self._circuits: dict[int, Circuit] = {}
         self._per_peer: Counter[tuple[PeerId, RelayClass]] = Counter()
@@ -144,7 +145,7 @@ class RelayTable:
         if cls not in (RelayClass.SIGNAL, RelayClass.BULK):
             return Refusal(Why.CLASS)
         self._expire(now)
-        if peer not in self._ended or self._ended[peer][1] is not Why.GONE:
+        if peer not in self._ended or not self._ended[peer][2]:
             wait = self._count_request(peer, now)
             if wait:
                 return Refusal(Why.RATE, wait)
@@ -167,7 +168,7 @@ class RelayTable:
         expires = now + limits.relay_reservation_life_s
         # Circuits that came through the connection before end with it; their `close` comes from there.
         circuits = held.circuits if held is not None and held.connection == connection else set()
-        self._places[peer] = _Place(RelayClass(cls), network, expires, connection, circuits)
+        self._places[peer] = _Place(RelayClass(cls), network, now, expires, connection, circuits)
         rate = limits.relay_signal_bytes_per_s if cls == RelayClass.SIGNAL else self.bulk_share()
         return Granted(peer, RelayClass(cls), expires, rate, held is not None)
 
@@ -216,7 +217,7 @@ class RelayTable:
         self._forget(now)
         place = self._places.get(target)
         if place is None or now >= place.expires:
-            why = Why.EXPIRED if place is not None else self._ended.get(target, (0.0, Why.NEVER))[1]
+            why = Why.EXPIRED if place is not None else self._ended.get(target, (0.0, Why.NEVER, False))[1]
             return Refusal(why, GONE_RETRY_S if why is Why.GONE else 0.0)
         if cls == RelayClass.BULK and not all(members):
             return Refusal(Why.NOT_MEMBER)
@@ -344,8 +345,11 @@ class RelayTable:
         return 0.0 if bucket.take(now) else (1.0 - bucket.tokens) / bucket.per_s
 
     def _void(self, peer: PeerId, why: Why, now: float) -> None:
-        self._leave_network(self._places.pop(peer).network)
-        self._ended[peer] = now, why
+        place = self._places.pop(peer)
+        self._leave_network(place.network)
+        # One that was given back at once is no line that failed: else a loop of that would have a signature a turn for nothing.
+        free = why is Why.GONE and now - place.since >= self._limits.relay_free_held_s
+        self._ended[peer] = now, why, free
         self._ended.move_to_end(peer)
         if len(self._ended) > self._limits.relay_requesters_max:
             self._ended.popitem(last=False)
@@ -361,7 +365,7 @@ class RelayTable:
     def _forget(self, now: float) -> None:
         """Drop the memory of places that were lost long enough ago."""
         while self._ended:
-            peer, (when, _) = next(iter(self._ended.items()))
+            peer, (when, _, _) = next(iter(self._ended.items()))
             if now < when + self._limits.relay_again_free_s:
                 return
             del self._ended[peer]

@@ -222,10 +222,11 @@ def test_coming_back_within_a_minute_is_free_once_a_loss() -> None:
     for _ in range(10):
         world.granted(B)
     for _ in range(20):  # a line that keeps failing
+        world.now += 1  # held for that long
         world.table.connection_ended(B, "first", world.now)
-        world.now += 1
         world.granted(B)
     world.refused(world.reserve(B), Why.RATE)  # a second one after the same loss is not free
+    world.now += 1
     world.table.connection_ended(B, "first", world.now)
     world.now += 60
     world.refused(world.reserve(B), Why.RATE)  # too late; 80 s have not earned a token
@@ -247,3 +248,12 @@ def test_the_memory_of_requests_and_losses_is_bounded() -> None:
         world.table.connection_ended(peer, "first", world.now)
     assert len(world.table._requests) == len(world.table._ended) == 20
     assert world.empty
+
+
+def test_a_place_given_back_at_once_was_no_loss_of_a_line() -> None:
+    """Whoever reserves and closes in a loop costs a signature each time: it is counted like any request."""
+    world = World()
+    for _ in range(10):
+        world.granted(B)
+        world.table.connection_ended(B, "first", world.now)
+    world.refused(world.reserve(B), Why.RATE)
