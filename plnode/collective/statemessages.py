@@ -47,6 +47,8 @@ class StateOffer:
     step: U63
     envelopes: Annotated[tuple[Annotated[bytes, Size(max=1024)], ...], Count(MOST_CUTS)]
     reason: Reason = ""
+    holds: bool = True
+    """Whether this stage is here and may be given to the asker at all, now or later."""
 
 
 @message(102)

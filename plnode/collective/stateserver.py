@@ -187,7 +187,7 @@ class StateServer:
         now = trio.current_time()
         self.expire(now)
         if reason := self._refusal(peer.peer_id, ask.stage):
-            return StateOffer(self._open_step(), (), reason)
+            return StateOffer(self._open_step(), (), reason, holds=False)
         if ask.cut_at and ask.cut_at not in self._cuts:
             if ask.cut_at <= self._open_step():
                 return StateOffer(self._open_step(), (), f"step {ask.cut_at} is over")
@@ -202,8 +202,8 @@ class StateServer:
                 cut = await self._sealed_cut(step, held)
                 held.used = trio.current_time()
                 envelopes.append(cut.envelope)
-                if peer.peer_id not in self.log.followers:
-                    self.log.begin(peer.peer_id, step, held.used)
+                # From the oldest that it may choose; it says which when it follows.
+                self.log.begin(peer.peer_id, step, held.used)
         return StateOffer(self._open_step(), tuple(envelopes), "" if envelopes else "there is no copy now")
 
     async def _on_updates(self, peer: Peer, ask: UpdateAsk) -> UpdateOffer:
