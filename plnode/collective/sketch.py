@@ -1,10 +1,10 @@
 """Whether two replicas hold the same state, when their bits may differ: sketches.
 
-Theory.  On one kind of device equal work gives equal bits and a hash answers.  Across kinds, sums are made in another order and weights
-differ in their last digits, so what is compared must be a distance, from messages that are small.  Each element x_i is added with a random
-sign to one of B buckets; the map is linear, and of the difference of two states the squared length of the buckets has the mean |x - y|^2 and
-a relative deviation of sqrt(2/B) (the count sketch of Charikar, Chen and Farach-Colton, 2002; its second moment by Thorup and Zhang,
-2004).  With B = 64 the distance is known to about 9 %, plenty to tell 1e-5 from 1e-4.
+Theory.  On one kind of device equal work gives equal bits and a hash answers.  Across kinds, sums are made in another order and
+weights differ in their last digits, so what is compared must be a distance, from messages that are small.  Each element x_i is added
+with a random sign to one of B buckets; the map is linear, and of the difference of two states the squared length of the buckets has
+the mean |x - y|^2 and a relative deviation of sqrt(2/B) (the count sketch of Charikar, Chen and Farach-Colton, 2002; its second
+moment by Thorup and Zhang, 2004).  With B = 64 the distance is known to about 9 %, plenty to tell 1e-5 from 1e-4.
 
 * One sketch a tensor, for the second moments of an optimizer (1e-8) would drown in the weights (1).  The distance is relative to
   the tensor's own length, of which the sketch carries the exact value.
@@ -87,6 +87,8 @@ def _distance(one: bytes, other: bytes) -> float:
     scale = max(abs(a), abs(b))
     # The lengths are exact: a state that was scaled shows there even if the buckets were forged.
     difference = max(float(np.linalg.norm(np.subtract(x, y))), abs(a - b))
+    if not np.isfinite(difference):
+        return float("inf")
     return difference / scale if scale else 0.0
 
 
