@@ -48,6 +48,7 @@ async def read_bytes(net: Net, donor: PeerId, root: bytes, index: int, into: mem
     stream = await peer.open(STATE_BYTES, Kind.BYTE, BACKGROUND, meta=encode(ChunkAsk(root, index)))
     assert isinstance(stream, ByteStream)
     try:
+        await stream.send_eof()  # the question is in the opening, and leaves with the first thing that is sent
         return await stream.receive_into(into, at_least=into.nbytes)
     except BaseException:
         stream.reset()  # the donor stops in mid-chunk

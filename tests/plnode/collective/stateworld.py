@@ -93,10 +93,10 @@ class Replica(Node):
 
     async def snapshot(self) -> dict[str, Tensor]:
         await trio.lowlevel.checkpoint()
-        return {name: tensor.clone() for name, tensor in self.tensors.items()}
+        return {name: tensor if name == "frozen" else tensor.clone() for name, tensor in self.tensors.items()}
 
     async def boundary(self) -> None:
-        self.history[self.step] = {name: tensor.clone() for name, tensor in self.tensors.items()}
+        self.history[self.step] = await self.snapshot()
         await self.server.boundary(self.step, 1, self.snapshot)
 
     def apply(self) -> None:

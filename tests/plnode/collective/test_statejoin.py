@@ -63,7 +63,7 @@ async def test_join_6_a_transfer_of_ten_steps_ends_at_the_swarms_step(autojump_c
         assert pulled.moved_bytes + following.moved_bytes <= 1.3 * pulled.statement.size_bytes
         for donor in donors:  # nobody follows: nothing is kept, neither vectors nor, after its life, the copy
             assert donor.server.log.held_bytes == 0 and donor.server.copies == 1
-        await trio.sleep(200)
+        await trio.sleep(130)
         assert donors[0].server.held_bytes == 0
         nursery.cancel_scope.cancel()
 
