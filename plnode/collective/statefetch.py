@@ -15,14 +15,13 @@ import trio
 
 from plnode.collective.statemessages import HASHES, STATE_BYTES, ChunkAsk
 from plnode.collective.statepull import Failure, Plan, Progress, Request, Standing, Verdict
-from plnode.collective.stateserver import Offload
+from plnode.collective.stateserver import BACKGROUND, Offload
 from wire.errors import Code, WireError
 from wire.events import Kind
 from wire.identity import PeerId
 from wire.messages import encode
 from wire.net import ByteStream, Net
 
-BACKGROUND = 4  # the lowest class of wire/scheduler.py
 LOOK_S = 0.25  # pauses end and chunks become late without an event
 REPORT_S = 1.0
 TABLE_S = 60.0

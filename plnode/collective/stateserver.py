@@ -7,8 +7,7 @@ step that the whole swarm waits for; a node serves what it does not hold, or sea
   one host copy, shared by all who ask while it lives, dropped when nobody has used it for `life_s`.  No room in the budget: no.
 * *Uploads*: `uploads` at once, `waiting` in a queue, first come first served; beyond that "busy".  An upload holds views, no bytes.
 * *Training first.*  Streams are of class 4, which orders what shares a connection.  What goes to *other* peers shares only the line: while
-  any tensor of training waits to be sent, one piece of an upload goes at a time, and then there is a pause of nine times as long as it
-  took.  One tenth of the time at half of the line is the 5 % by which a step may take longer; it is never nothing.
+  any tensor of training waits to be sent, uploads together get a twenty-fifth of what the line has shown (`statepace.py`).
 * *Who*: members of the run (the wire refuses others); with sealed weights only nodes that claim this stage.
 
 What the owner (participant) calls:
@@ -44,6 +43,7 @@ from plnode.collective.statemessages import (
     UpdateOffer,
     UpdateRoot,
 )
+from plnode.collective.statepace import Pace
 from plnode.collective.updatelog import UpdateLog
 from wire.errors import Code
 from wire.identity import PeerId
@@ -52,12 +52,13 @@ from wire.net import ByteStream, MessageStream, Net, Peer
 
 Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
 
+BACKGROUND = 4  # the lowest class of wire/scheduler.py
 UPLOADS = 4  # of chunks at once: enough to fill a line at 100 ms, few enough that each is done soon
 WAITING = 128  # requests in the queue: 20 joiners with 4 requests each, and some
 LIFE_S = 120.0  # a joiner asks every few seconds; a reconnect may take 60 s
 PIECE_BYTES = 256 << 10  # one largest record
-GIVE_WAY = 9.0  # pause after a piece, in times of what it took
-GIVE_WAY_LEAST_S, GIVE_WAY_MOST_S = 0.002, 2.0
+SMALL_PIECE_BYTES = 32 << 10  # while training waits: 0.05 s at 5 Mbit/s
+LOOK_S = 0.05  # training may be through before the pause is over
 
 
 @dataclass(slots=True, eq=False)
@@ -102,6 +103,7 @@ class StateServer:
         self._limiter = trio.CapacityLimiter(uploads)
         self._most_waiting = waiting
         self._line = trio.Lock()
+        self._pace = Pace()
         self._hashing = trio.Lock()
         self.log = UpdateLog(updates_budget_bytes, life_s=life_s, chunk_bytes=chunk_bytes)
         self.uploaded: dict[PeerId, int] = {}  # bytes, whatever became of them
@@ -258,8 +260,7 @@ class StateServer:
                 self.most_at_once = max(self.most_at_once, int(self._limiter.borrowed_tokens))
                 views = [memoryview(data.hashes)] if ask.index == HASHES else data.chunk(ask.index)
                 for view in views:
-                    for start in range(0, view.nbytes, PIECE_BYTES):
-                        await self._send(peer, stream, view[start : start + PIECE_BYTES])
+                    await self._send(peer, stream, view)
                 await stream.send_eof()
         finally:
             if held is not None:
@@ -268,16 +269,21 @@ class StateServer:
             self.log.heard(peer.peer_id, trio.current_time())
 
     async def _send(self, peer: Peer, stream: ByteStream, piece: memoryview) -> None:
-        if not self._training_waits():
-            await stream.send_all(piece)
-        else:
-            async with self._line:
-                began = trio.current_time()
-                await stream.send_all(piece)
-                took = trio.current_time() - began
-                if self._training_waits():
-                    await trio.sleep(min(max(took * GIVE_WAY, GIVE_WAY_LEAST_S), GIVE_WAY_MOST_S))
-        self.uploaded[peer.peer_id] = self.uploaded.get(peer.peer_id, 0) + piece.nbytes
+        while piece:
+            if not self._training_waits():
+                part, piece = piece[:PIECE_BYTES], piece[PIECE_BYTES:]
+                await stream.send_all(part)
+            else:
+                part, piece = piece[:SMALL_PIECE_BYTES], piece[SMALL_PIECE_BYTES:]
+                async with self._line:
+                    await stream.send_all(part)
+                    until = trio.current_time() + self._pace.pause_s(part.nbytes)
+                    # Queues say nothing when they run empty.
+                    while self._training_waits() and (left := until - trio.current_time()) > 0:  # noqa: ASYNC110
+                        await trio.sleep(min(left, LOOK_S))
+            self.uploaded[peer.peer_id] = self.uploaded.get(peer.peer_id, 0) + part.nbytes
 
     def _training_waits(self) -> bool:
-        return any(size for peer in self._net.peers() for cls, size in peer.queued_tensor_bytes().items() if cls < 4)
+        waits = any(size for peer in self._net.peers() for cls, size in peer.queued_tensor_bytes().items() if cls < BACKGROUND)
+        self._pace.look(self._net.traffic().bytes_out, trio.current_time(), waits)
+        return waits

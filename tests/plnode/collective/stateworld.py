@@ -22,6 +22,7 @@ from tests.wire.net.worlds import RUN
 from wire.address import Address, Scope
 from wire.envelope import seal
 from wire.identity import Identity, PeerId
+from wire.limits import DEFAULT_LIMITS, Limits
 from wire.net import Net, open_net
 from wire.sim import Host, Internet, Link
 
@@ -81,6 +82,7 @@ class Replica(Node):
     step: int = 0
     server: StateServer = field(init=False)
     history: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    times: dict[int, float] = field(default_factory=dict)  # of boundaries
 
     def serve(self, **settings: Any) -> None:
         terms: dict[str, Any] = {"budget_bytes": 1 << 30, "updates_budget_bytes": 1 << 30, "chunk_bytes": CHUNK}
@@ -96,6 +98,7 @@ class Replica(Node):
         return {name: tensor if name == "frozen" else tensor.clone() for name, tensor in self.tensors.items()}
 
     async def boundary(self) -> None:
+        self.times[self.step] = trio.current_time()
         self.history[self.step] = await self.snapshot()
         await self.server.boundary(self.step, 1, self.snapshot)
 
@@ -114,7 +117,17 @@ class Replica(Node):
 
 @asynccontextmanager
 async def world(
-    donors: int, joiners: int, *, link: Link, elements: int = 20_000, frozen: int = 0, seed: int = 1, **settings: Any
+    donors: int,
+    joiners: int,
+    *,
+    link: Link,
+    elements: int = 20_000,
+    frozen: int = 0,
+    seed: int = 1,
+    send_buffer: int = 64 << 10,
+    congestion: str = "bbr",
+    limits: Limits = DEFAULT_LIMITS,
+    **settings: Any,
 ) -> AsyncIterator[tuple[Internet, list[Replica], list[Node]]]:
     """All connected: every joiner with every donor, donors with each other."""
     net = Internet(seed)
@@ -124,12 +137,12 @@ async def world(
 
         async def node(kind: type[Node], number: int) -> Any:
             address = f"10.0.{number // 200}.{number % 200 + 1}"
-            host = net.host(address, link=link, send_buffer=64 << 10, receive_buffer=256 << 10)
+            host = net.host(address, link=link, send_buffer=send_buffer, receive_buffer=256 << 10, congestion=congestion)
             identity = Identity(rng.randbytes(32))
             made = await stack.enter_async_context(
                 open_net(
                     identity, run=RUN, listen=[Address(address, 4001)], scope=Scope.HOST, transport=host.transport,
-                    rng=random.Random(number), wall_time=host.wall_time,
+                    rng=random.Random(number), wall_time=host.wall_time, limits=limits,
                 )
             )  # fmt: skip
             return kind(host, identity, made)
