@@ -25,6 +25,7 @@ from wire.net import ByteStream, Net
 LOOK_S = 0.25  # pauses end and chunks become late without an event
 REPORT_S = 1.0
 TABLE_S = 60.0
+SOME_BYTES = 16 << 10  # what shows that a donor is alive
 
 _FAILURES = {
     Code.RESOURCE_LIMIT: Failure.BUSY,
@@ -39,8 +40,11 @@ class NoHolder(Exception):
     """Nobody can give the rest; the text names who failed and how.  What was verified stays on disk."""
 
 
-async def read_bytes(net: Net, donor: PeerId, root: bytes, index: int, into: memoryview) -> int:
-    """One chunk, or the table of hashes, into `into`; the number of bytes that came.  Wire errors pass through."""
+async def read_bytes(net: Net, donor: PeerId, root: bytes, index: int, into: memoryview, silence_s: float = TABLE_S) -> int:
+    """One chunk, or the table of hashes, into `into`; the number of bytes that came.  Wire errors pass through.
+
+    TooSlowError after `silence_s` without a byte, LookupError without a connection.
+    """
     peer = net.peer(donor)
     if peer is None:
         raise LookupError(f"{donor.short} is not connected")
@@ -48,7 +52,14 @@ async def read_bytes(net: Net, donor: PeerId, root: bytes, index: int, into: mem
     assert isinstance(stream, ByteStream)
     try:
         await stream.send_eof()  # the question is in the opening, and leaves with the first thing that is sent
-        return await stream.receive_into(into, at_least=into.nbytes)
+        filled = 0
+        while filled < into.nbytes:
+            with trio.fail_after(silence_s):
+                count = await stream.receive_into(into[filled:], at_least=min(SOME_BYTES, into.nbytes - filled))
+            if not count:
+                break
+            filled += count
+        return filled
     except BaseException:
         stream.reset()  # the donor stops in mid-chunk
         raise
@@ -62,8 +73,7 @@ async def read_table(net: Net, donors: tuple[PeerId, ...], root: bytes, size: in
     for donor in donors:
         table = bytearray(size)
         try:
-            with trio.fail_after(TABLE_S):
-                await read_bytes(net, donor, root, HASHES, memoryview(table))
+            await read_bytes(net, donor, root, HASHES, memoryview(table))
         except (WireError, LookupError, trio.TooSlowError) as error:
             reasons.append(f"{donor.short}: {error}")
             continue
@@ -129,8 +139,7 @@ class Fetch:
         with scope:
             buffer = memoryview(bytearray(self._plan.length(index)))
             try:
-                with trio.fail_after(request.deadline_s):
-                    count = await read_bytes(self._net, donor, self._root, index, buffer)
+                count = await read_bytes(self._net, donor, self._root, index, buffer, request.deadline_s)
             except (WireError, LookupError, trio.TooSlowError) as error:
                 failure = Failure.LOST
                 if isinstance(error, WireError):

@@ -17,7 +17,7 @@ What goes wrong, and what is done:
 
 States of a donor; GONE, LIAR are final here (a new pull begins anew):
 
-    ACTIVE --lost, silent twice--> GONE       ACTIVE --wrong bytes--> LIAR
+    ACTIVE --lost, silent too often--> GONE       ACTIVE --wrong bytes--> LIAR
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from wire.identity import PeerId
 OUTSTANDING = 4  # requests a donor: with 1 MiB chunks 160 Mbit/s at 200 ms
 LOOKAHEAD_S = 2.0  # a donor's requests are at most about this long together; a slow one has one
 PAUSE_FIRST_S, PAUSE_MOST_S = 0.5, 8.0  # after "busy", and after a silence
-SILENCE_S = 60.0  # a donor that lives answers within its queue of 64 waiting chunks; its death the wire notices within 10 s
+# Without a byte of a chunk.  The wire notices a death within 10 s, so this is for donors that live and do not serve; one whose training
+# leaves it little may have a long queue, so the second time it gets twice as long.
+SILENCE_S, SILENCES = 60.0, 4
 SMOOTHING = 0.3  # of the newest time a chunk took
 RATE_WINDOW_S = 10.0
 UNKNOWN_S = 1.0  # after this a chunk of a donor that has not shown its rate is asked elsewhere, too
@@ -60,7 +62,7 @@ class Failure(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Ask `donor` for chunk `index`; fail it as SILENT after `deadline_s`."""
+    """Ask `donor` for chunk `index`; fail it as SILENT after `deadline_s` without a byte."""
 
     donor: PeerId
     index: int
@@ -196,7 +198,7 @@ class Plan:
             if index is not None:
                 donor.under_way[index] = now
                 self._asked.setdefault(index, []).append(donor)
-                return Request(donor.id, index)
+                return Request(donor.id, index, SILENCE_S * 2**donor.silences)
         return None
 
     def take_cancels(self) -> list[Request]:
@@ -245,7 +247,7 @@ class Plan:
                 one.lacks.add(index)
             case Failure.LOST:
                 self._end(one, Standing.GONE)
-            case Failure.SILENT if one.silences:
+            case Failure.SILENT if one.silences + 1 >= SILENCES:
                 self._end(one, Standing.GONE)
             case Failure.BUSY | Failure.SILENT:
                 one.silences += why is Failure.SILENT

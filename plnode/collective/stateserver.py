@@ -7,7 +7,7 @@ step that the whole swarm waits for; a node serves what it does not hold, or sea
   one host copy, shared by all who ask while it lives, dropped when nobody has used it for `life_s`.  No room in the budget: no.
 * *Uploads*: `uploads` at once, `waiting` in a queue, first come first served; beyond that "busy".  An upload holds views, no bytes.
 * *Training first.*  Streams are of class 4, which orders what shares a connection.  What goes to *other* peers shares only the line: while
-  any tensor of training waits to be sent, uploads together get a twenty-fifth of what the line has shown (`statepace.py`).
+  any tensor of training waits to be sent, uploads together get 3 % of what the line has shown (`statepace.py`).
 * *Who*: members of the run (the wire refuses others); with sealed weights only nodes that claim this stage.
 
 What the owner (participant) calls:
@@ -285,5 +285,4 @@ class StateServer:
 
     def _training_waits(self) -> bool:
         waits = any(size for peer in self._net.peers() for cls, size in peer.queued_tensor_bytes().items() if cls < BACKGROUND)
-        self._pace.look(self._net.traffic().bytes_out, trio.current_time(), waits)
-        return waits
+        return self._pace.look(self._net.traffic().bytes_out, trio.current_time(), waits)

@@ -147,11 +147,11 @@ def test_join_2_wrong_bytes_name_the_liar_and_its_other_chunks_go_elsewhere() ->
         assert all(r.donor == other for r in asked)
 
 
-def test_a_silent_donor_is_given_up_the_second_time() -> None:
+def test_a_silent_donor_gets_more_time_and_is_given_up_in_the_end() -> None:
     plan = plan_of(1, 1)
-    for last in (False, True):
+    for time, last in enumerate((False, False, False, True)):
         request = plan.next(100.0)
-        assert request is not None
+        assert request is not None and request.deadline_s == 60 * 2**time
         plan.failed(request.donor, request.index, Failure.SILENT, 0.0)
         assert plan.hopeless is last
 
