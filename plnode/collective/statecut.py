@@ -131,6 +131,11 @@ def state_bytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
+def views_of(tensors: Mapping[str, Tensor], names: Sequence[str]) -> list[memoryview]:
+    """The bytes of contiguous host tensors, without a copy."""
+    return [tensors[name].view(-1).view(torch.uint8).numpy().data for name in names if tensors[name].numel()]
+
+
 def seal_cut(
     tensors: Mapping[str, Tensor],
     seal: Callable[[bytes, int], bytes],
@@ -143,7 +148,7 @@ def seal_cut(
 ) -> Cut:
     """Hash and sign.  ``tensors``: contiguous, on the host, not changed as long as the cut lives.  ``seal(payload, step)``."""
     header, names = header_of(tensors, run=run, stage=stage, step=step)
-    views = [tensors[name].view(-1).view(torch.uint8).numpy().data for name in names if tensors[name].numel()]
+    views = views_of(tensors, names)
     size = len(header) + sum(view.nbytes for view in views)
     data = Chunked([memoryview(header), *views], chunk_bytes or chunk_size(size))
     data.hash()

@@ -9,10 +9,12 @@ import torch
 import trio
 import trio.testing
 
+from plnode.collective.statecheck import StateCheck
 from plnode.collective.statefetch import NoHolder
 from plnode.collective.statefollow import Behind, Disagreement
 from plnode.collective.statepull import Progress
-from tests.plnode.collective.stateworld import CHUNK, STAGE, equal, follower, gradient, inline, state, take, world
+from tests.plnode.collective.stateworld import CHUNK, STAGE, adam, equal, follower, gradient, inline, state, take, world
+from tests.wire.net.worlds import RUN
 from wire.sim import Link
 
 Clock = trio.testing.MockClock
@@ -36,8 +38,6 @@ async def test_join_7_weights_optimizer_and_step_are_those_of_the_donor_and_the_
         assert int(mine["optimizer.w.step"]) == reached
         control = {name: tensor.clone() for name, tensor in mine.items()}
         control["optimizer.w.exp_avg"].zero_()
-        from tests.plnode.collective.stateworld import adam
-
         for one in (mine, control):
             adam(one, gradient(reached, 20_000))
         await trio.sleep(2.1)
@@ -234,5 +234,26 @@ async def test_vectors_of_donors_that_came_apart_are_not_applied(autojump_clock:
         nursery.cancel_scope.cancel()
 
 
-async def test_inline_is_a_checkpoint(autojump_clock: Clock) -> None:
-    assert await inline(lambda: 3) == 3
+async def test_join_8_replicas_compare_and_the_one_that_drifted_is_named(autojump_clock: Clock) -> None:
+    async with world(4, 0, link=FAST) as (_, donors, _):
+        checks = [StateCheck(donor.net, run=RUN, offload=inline) for donor in donors]
+        donors[1].tensors["w"] *= 1 + 1e-7  # other bits, the same state
+        donors[2].tensors["optimizer.w.exp_avg"][5] = 0.1
+
+        async def publish(number: int) -> None:
+            await trio.sleep(number)  # the others wait for the last one
+            await checks[number].publish(STAGE, 3, bytes(32), donors[number].tensors)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(3):
+                nursery.start_soon(publish, number)
+            await trio.sleep(0.5)
+            found = await checks[0].compare([donor.id for donor in donors[1:]])
+        assert [finding.drifted for finding in found] == [False, True, False]
+        assert found[0].difference is not None and 0 < found[0].difference.relative < 1e-6
+        assert found[1].difference is not None and found[1].difference.name == "optimizer.w.exp_avg"
+        assert found[2].difference is None and "nothing was published" in found[2].reason
+        donors[1].tensors = donors[0].tensors
+        await checks[1].publish(STAGE, 3, bytes(32), donors[1].tensors)
+        (equal_now,) = await checks[0].compare([donors[1].id])
+        assert equal_now.difference is not None and equal_now.difference.relative == 0.0
