@@ -1,0 +1,109 @@
+"""All seeds die for good: a running swarm does not notice, and a node that was in it comes back through the peers that it remembers.
+
+A seed only introduces.  If anything in a run hung on one that lives (a circuit that is asked for again, a list that is fetched,
+a peer book that a seed fills), the death of the last would end the run or lock every node out that restarts.  The processes are
+killed without a goodbye, so that nothing is told by a closing message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from plnode.manifest import SignedManifest
+from tests.swarm.processes import Process, start
+from tests.swarm.test_kill import DEADLINE_S, Run, small
+
+pytestmark = pytest.mark.processes
+
+STEPS = 60  # a step takes tens of milliseconds; seeds die at the fifth, so most of the run is without them
+
+
+class TwoSeeds(Run):
+    """A run that two seeds introduce; `dead` are the entries of the list."""
+
+    def __init__(self, root: Path, signed: SignedManifest, nursery: trio.Nursery) -> None:
+        super().__init__(root, signed, nursery)
+        self.seeding: list[Process] = []
+
+    async def seed(self) -> None:
+        lines = []
+        for name in ("seed-1", "seed-2"):
+            seed = await start(self.nursery, name, self.root / name, "seed")
+            self.processes.append(seed)
+            self.seeding.append(seed)
+            lines.append((await seed.wait_for("NodeStarted"))["addresses"][0] + "\n")
+        self.seeds.write_text("".join(lines))
+
+    async def kill_seeds(self) -> None:
+        for seed in self.seeding:
+            seed.kill()
+        for seed in self.seeding:
+            assert await seed.ended() == -9
+
+
+@asynccontextmanager
+async def run(root: Path, signed: SignedManifest) -> AsyncIterator[TwoSeeds]:
+    with trio.fail_after(DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            swarm = TwoSeeds(root, signed, nursery)
+            try:
+                await swarm.seed()
+                yield swarm
+            finally:
+                swarm.end()
+
+
+def last_status(node: Process) -> dict[str, object]:
+    return node.of("NodeStatus")[-1]
+
+
+async def test_a_run_does_not_notice_that_all_seeds_are_killed(tmp_path: Path) -> None:
+    async with run(tmp_path, small(steps=STEPS)) as swarm:
+        nodes = [await swarm.node("a"), await swarm.node("b")]
+        for node in nodes:
+            await node.wait_for("SnapshotWritten", step=5)
+        await swarm.kill_seeds()
+        for node in nodes:
+            assert not [s for s in node.of("SnapshotWritten") if s["step"] == STEPS], "the seeds outlived the run: it is too short"
+        for node in nodes:
+            assert await node.ended() == 0
+    for node in nodes:
+        assert node.of("RunAborted") == []
+        assert last_status(node)["lost_microbatches"] == 0
+        assert len(node.of("RunStarted")) == 1
+    swarm.check_weights()
+
+
+async def test_a_node_comes_back_by_the_peers_it_remembers_and_a_stranger_does_not(tmp_path: Path) -> None:
+    async with run(tmp_path, small(steps=STEPS)) as swarm:
+        survivor, leaver = await swarm.node("a"), await swarm.node("b")
+        for node in (survivor, leaver):
+            await node.wait_for("SnapshotWritten", step=5)
+        await swarm.kill_seeds()
+        leaver.terminate()
+        assert await leaver.ended() == 0
+        aborted = survivor.events.index(await survivor.wait_for("RunAborted"))
+        await survivor.wait_for("Waiting", after=aborted, what="for the swarm")
+
+        stranger = await swarm.node("stranger")  # the same dead list, an empty folder: only the folder tells the two apart
+        notice = await stranger.wait_for("Notice")
+        while "no seed can be reached" not in notice["text"]:
+            notice = await stranger.wait_for("Notice", after=stranger.events.index(notice) + 1)
+        for entry in swarm.seeds.read_text().split():
+            assert entry in notice["text"]
+        assert stranger.of("RunStarted") == []
+        stranger.kill()
+        await stranger.ended()
+
+        back = await swarm.node("b")
+        resumed = await survivor.wait_for("RunStarted", after=aborted)
+        assert resumed["step"] >= 5
+        assert (await back.wait_for("SnapshotLoaded"))["step"] == resumed["step"]
+        for node in (survivor, back):
+            assert await node.ended() == 0
+    swarm.check_weights()
