@@ -7,6 +7,7 @@ killed without a goodbye, so that nothing is told by a closing message.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,8 +16,10 @@ import pytest
 import trio
 
 from plnode.manifest import SignedManifest
+from plnode.node import STATUS_EVERY_S
 from tests.swarm.processes import Process, start
 from tests.swarm.test_kill import DEADLINE_S, Run, small
+from wire.limits import DEFAULT_LIMITS
 
 pytestmark = pytest.mark.processes
 
@@ -24,7 +27,7 @@ STEPS = 60  # a step takes tens of milliseconds; seeds die at the fifth, so most
 
 
 class TwoSeeds(Run):
-    """A run that two seeds introduce; `dead` are the entries of the list."""
+    """A run that two seeds introduce."""
 
     def __init__(self, root: Path, signed: SignedManifest, nursery: trio.Nursery) -> None:
         super().__init__(root, signed, nursery)
@@ -62,6 +65,21 @@ def last_status(node: Process) -> dict[str, object]:
     return node.of("NodeStatus")[-1]
 
 
+async def says_that_no_seed_answers(node: Process, entries: list[str]) -> None:
+    notice = await node.wait_for("Notice")
+    while "no seed can be reached" not in notice["text"]:
+        notice = await node.wait_for("Notice", after=node.events.index(notice) + 1)
+    for entry in entries:
+        assert entry in notice["text"]
+
+
+async def longer_than_remembered_peers_take(node: Process) -> None:
+    """The node's own clock is its status, one a second: remembered peers are dialled 2 s after the start, when seeds are silent."""
+    after = 0
+    for _ in range(2 + int(DEFAULT_LIMITS.known_peers_delay_s / STATUS_EVERY_S)):
+        after = node.events.index(await node.wait_for("NodeStatus", after=after), after) + 1
+
+
 async def test_a_run_does_not_notice_that_all_seeds_are_killed(tmp_path: Path) -> None:
     async with run(tmp_path, small(steps=STEPS)) as swarm:
         nodes = [await swarm.node("a"), await swarm.node("b")]
@@ -72,7 +90,12 @@ async def test_a_run_does_not_notice_that_all_seeds_are_killed(tmp_path: Path) -
             assert not [s for s in node.of("SnapshotWritten") if s["step"] == STEPS], "the seeds outlived the run: it is too short"
         for node in nodes:
             assert await node.ended() == 0
+    killed = {seed.of("NodeStarted")[0]["peer_id"] for seed in swarm.seeding}
     for node in nodes:
+        lost = [n for n, event in enumerate(node.events) if event["kind"] == "PeerLost" and event["peer_id"] in killed]
+        assert len(lost) == 2, "the seeds did not die while the node ran"
+        without = [event for event in node.events[lost[-1] :] if event["kind"] == "StepDone"]
+        assert len(without) >= STEPS // 4, "most of the run is to be without seeds"
         assert node.of("RunAborted") == []
         assert last_status(node)["lost_microbatches"] == 0
         assert len(node.of("RunStarted")) == 1
@@ -90,16 +113,20 @@ async def test_a_node_comes_back_by_the_peers_it_remembers_and_a_stranger_does_n
         aborted = survivor.events.index(await survivor.wait_for("RunAborted"))
         await survivor.wait_for("Waiting", after=aborted, what="for the swarm")
 
-        stranger = await swarm.node("stranger")  # the same dead list, an empty folder: only the folder tells the two apart
-        notice = await stranger.wait_for("Notice")
-        while "no seed can be reached" not in notice["text"]:
-            notice = await stranger.wait_for("Notice", after=stranger.events.index(notice) + 1)
-        for entry in swarm.seeds.read_text().split():
-            assert entry in notice["text"]
-        assert stranger.of("RunStarted") == []
-        stranger.kill()
-        await stranger.ended()
+        # Neither an empty folder nor the leaver's own without this one file is enough: it is the remembered peers that let it in.
+        ignored = shutil.ignore_patterns("known-peers", "*.sock")
+        shutil.copytree(leaver.folder, tmp_path / "forgetful", ignore=ignored)
+        outside = [await swarm.node("stranger"), await swarm.node("forgetful")]
+        for node in outside:
+            await says_that_no_seed_answers(node, swarm.seeds.read_text().split())
+            await node.wait_for("Waiting", what="for the swarm")
+            await longer_than_remembered_peers_take(node)
+            assert node.of("PeerSeen") == []
+            node.kill()
+            await node.ended()
+        assert outside[1].of("NodeStarted")[0]["peer_id"] == leaver.of("NodeStarted")[0]["peer_id"]
 
+        assert (leaver.folder / "known-peers").exists()
         back = await swarm.node("b")
         resumed = await survivor.wait_for("RunStarted", after=aborted)
         assert resumed["step"] >= 5
