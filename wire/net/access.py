@@ -76,6 +76,7 @@ class Access:
         self._dials: dict[PeerId, trio.Lock] = {}  # of relays that are being dialled
         self._emit = emit
         self._changed = changed
+        self._told = Standing()
         self.relay = RelayService(identity, run, boot_id, limits, offer, peer=self._peer, sent_bytes=sent_bytes, counts=counts)
         self.relays = RelayKeeper(
             self._own,
@@ -85,7 +86,7 @@ class Access:
             connect=self._to_relay,
             rtt_s=lambda peer_id: None if (peer := self._peer(peer_id)) is None else peer.rtt_s,
             member=lambda peer_id: (peer := self._peer(peer_id)) is not None and not peer.guest,
-            changed=changed,
+            changed=self._stands,
         )
         self.metering = Metering(limits, emit)
         self.circuits = Circuits(
@@ -225,8 +226,15 @@ class Access:
     # -- what the parts need
 
     def _found(self, finding: Finding) -> None:
-        self._changed()
+        self._stands()
         self._emit(ReachChanged(finding))
+
+    def _stands(self) -> None:
+        """Publish, if the record would say something else.  Records are rationed, and a start has findings that change nothing in
+        them: with these the one that names our places would be ten seconds late."""
+        if (standing := self.standing) != self._told:
+            self._told = standing
+            self._changed()
 
     def _mapped(self, outside: tuple[Address, ...]) -> None:
         self.reach.mapped = outside
