@@ -235,6 +235,7 @@ class Limits:
     punch_dial_s: float = 4.0  # the kernel repeats its SYN after 1 s and 3 s
     punch_retry_s: float = 3.0  # after a refusal
     punches_at_once: int = 16
+    neighbours_max: int = 3  # private addresses of a peer behind our own router: cable, radio, and one to spare
 
     # Port mapping
     portmap_first_wait_s: float = 0.25  # RFC 6886, 3.1; doubled with each try

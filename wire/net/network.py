@@ -162,7 +162,6 @@ class Net:
             services=self.services,
             counts=self.counts,
             manager=lambda: self.manager,
-            sent_bytes=lambda: self.traffic().bytes_out,
             emit=self._announcer.emit,
             changed=self._publisher.soon,
         )
