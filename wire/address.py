@@ -263,12 +263,11 @@ class Advertised:
         return str(self.address)
 
 
-def may_dial(address: Address, scope: Scope, received: bool = True, *, same_router: bool = False) -> bool:
+def may_dial(address: Address, scope: Scope, received: bool = True) -> bool:
     """Whether this address may be dialled.
 
     received: a peer named it; then its class must fit the scope and names are refused.  Otherwise the operator did, and only what
-    nobody can be reached at is refused.  same_router: both peers show the same public address, so that a private one may be tried
-    (once, last: the caller's order).
+    nobody can be reached at is refused.  Private addresses of a peer behind our own router are another question: `neighbours.py`.
     """
     if address.port == 0 or address.scope_class in (AddressClass.UNSPECIFIED, AddressClass.MULTICAST):
         return False
@@ -276,4 +275,4 @@ def may_dial(address: Address, scope: Scope, received: bool = True, *, same_rout
         return True
     if "%" in address.host:
         return False
-    return address.scope_class in REACHABLE[scope] or (same_router and address.scope_class == AddressClass.PRIVATE)
+    return address.scope_class in REACHABLE[scope]

@@ -186,6 +186,7 @@ class Limits:
     exchange_records_max: int = 24  # they fit one message
     exchange_interval_s: float = 60.0
     exchange_first_s: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
+    exchange_again_s: float = 6.0  # after a peer was missed; above what is answered for ever, so that nobody refuses
     exchange_answer_interval_s: float = 5.0
     exchange_answer_burst: int = 5
     seed_list_max_bytes: int = 32 * KIB  # 64 entries of 256 bytes and as much comment; signed it still fits one message
@@ -234,6 +235,7 @@ class Limits:
     punch_dial_s: float = 4.0  # the kernel repeats its SYN after 1 s and 3 s
     punch_retry_s: float = 3.0  # after a refusal
     punches_at_once: int = 16
+    neighbours_max: int = 3  # private addresses of a peer behind our own router: cable, radio, and one to spare
 
     # Port mapping
     portmap_first_wait_s: float = 0.25  # RFC 6886, 3.1; doubled with each try

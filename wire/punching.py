@@ -7,8 +7,9 @@ connection another port nobody can say where to dial: that is known before, so i
 
 What goes wrong, and what is done: one attempt may lose its race with the routers' timing, so there are three, each with a round trip
 measured anew; then the network decides, and trying again is worth it every five minutes or when an address has changed.  A stranger
-names a victim as candidate: only addresses that may be dialled count, a private one only if both have the same outside address, at
-most eight, and three dials a second.
+names a victim as candidate: only addresses that may be dialled count, at most eight, and three dials a second; private ones only if a
+relay sees the other side at the outside address that we have, and then as `neighbours.py` says.  One side learns that, the one to which
+the circuit came; within a house it is enough that one dials.
 
 Pure: times are monotonic seconds and arguments.
 """
@@ -19,6 +20,7 @@ from collections.abc import Iterable, Sequence
 
 from wire.address import Address, Scope, may_dial
 from wire.limits import Limits
+from wire.neighbours import neighbours
 
 # What a record says about a router that cannot be punched, and why.
 _HOPELESS = {
@@ -42,8 +44,9 @@ def offered(outside: Sequence[Address], own: Sequence[Address], limits: Limits) 
     return tuple(found)[: limits.punch_candidates_max]
 
 
-def usable(named: Iterable[str], outside: Sequence[Address], scope: Scope) -> tuple[Address, ...]:
-    """Of what the other side names, what we dial.  `outside`: as others see us."""
+def usable(named: Iterable[str], scope: Scope, own: Iterable[str], limits: Limits) -> tuple[Address, ...]:
+    """Of what the other side names, what we dial.  `own`: addresses of this machine if both are behind one router, by a relay's word;
+    else nothing."""
     addresses = []
     for text in named:
         try:
@@ -52,9 +55,8 @@ def usable(named: Iterable[str], outside: Sequence[Address], scope: Scope) -> tu
             continue
         if address.is_literal and address.relay is None:
             addresses.append(address.with_peer(None))
-    houses = {address.host for address in outside}
-    same_router = any(address.host in houses for address in addresses)
-    return tuple(dict.fromkeys(address for address in addresses if may_dial(address, scope, same_router=same_router)))
+    open_to_all = (address for address in addresses if may_dial(address, scope))
+    return tuple(dict.fromkeys((*open_to_all, *neighbours(addresses, own, limits))))[: limits.punch_candidates_max]
 
 
 class Attempts:

@@ -27,6 +27,7 @@ PeerBytes = Annotated[bytes, Size(32)]
 VoucherBytes = Annotated[bytes, Size(max=DEFAULT_LIMITS.voucher_max_bytes)]
 
 BOOT_ID_BYTES = 8
+SEEN_MAX_BYTES = 45  # the longest text of an IPv6 address
 
 
 class RelayClass(IntEnum):
@@ -100,6 +101,8 @@ class CircuitIn:
     source: PeerBytes
     cls: U8
     purpose: U8
+    seen: Annotated[str, Size(max=SEEN_MAX_BYTES)] = ""
+    """The host as which the relay sees the source, "" if it does not tell."""
 
 
 @message(44, extensible=True)

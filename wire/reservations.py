@@ -188,11 +188,6 @@ class RelayTable:
         place = self._places.get(peer)
         return place is not None and now < place.expires
 
-    def connection_of(self, peer: PeerId) -> Hashable:
-        """The connection that holds the peer's place, the one to open `circuit-in/1` on; None if there is no place."""
-        place = self._places.get(peer)
-        return None if place is None else place.connection
-
     # -- circuits
 
     def connect(

@@ -20,7 +20,8 @@ GOLDEN: list[tuple[Any, str]] = [
     (Reserved(0, 2, 3_600_000, 5 << 20, b"paper"), "97290002ce0036ee80ce00500000c405706170657200"),
     (Reserved(9, 1, 0, 0, b"", 120_000), "972909010000c400ce0001d4c0"),
     (CircuitAsk(A, 1, 0, b"paper"), "952ac420" + A.hex() + "0100c4057061706572"),
-    (CircuitIn(A, 2, 1), "942bc420" + A.hex() + "0201"),
+    (CircuitIn(A, 2, 1), "952bc420" + A.hex() + "0201a0"),
+    (CircuitIn(A, 2, 0, "8.8.4.4"), "952bc420" + A.hex() + "0200a7382e382e342e34"),
     (RelayNote(2, A, 300, 4, 1 << 40), "962c02c420" + A.hex() + "cd012c04cf0000010000000000"),
     (Voucher(A, 2, 5 << 20, b"bootboot"), "952dc420" + A.hex() + "02ce00500000c408626f6f74626f6f74"),
 ]
@@ -52,6 +53,7 @@ def test_surplus_is_read_over_and_every_truncation_refused(value: Any) -> None:
         CircuitAsk(A[:-1], 1, 0, b""),
         CircuitAsk(A, 1, 0, b"x" * 513),
         CircuitIn(A + b"x", 1, 0),
+        CircuitIn(A, 1, 0, "8" * 46),
         RelayNote(1, A, 2**64, 0, 0),
         Voucher(A, 2, 0, b"bootbootb"),
     ],

@@ -38,6 +38,7 @@ from wire.net.relay import RelayOffer, RelayService
 from wire.net.relays import RelayKeeper
 from wire.net.services import Service, Services
 from wire.net.transport import Pipe, Transport
+from wire.net.uplink import Uplink
 from wire.reachability import Finding, Reach
 
 
@@ -62,11 +63,10 @@ class Access:
         services: Services,
         counts: Counter[str],
         manager: Callable[[], Manager],
-        sent_bytes: Callable[[], int],
         emit: Callable[[NetEvent], None],
         changed: Callable[[], None],
     ) -> None:
-        """`sent_bytes()`: of the whole node.  `changed()`: what `standing` says is another, so the record has to be published."""
+        """`changed()`: what `standing` says is another, so the record has to be published."""
         self.listening: tuple[Address, ...] = ()
         self._own = identity.peer_id
         self._scope = scope
@@ -76,7 +76,9 @@ class Access:
         self._dials: dict[PeerId, trio.Lock] = {}  # of relays that are being dialled
         self._emit = emit
         self._changed = changed
-        self.relay = RelayService(identity, run, boot_id, limits, offer, peer=self._peer, sent_bytes=sent_bytes, counts=counts)
+        self._told = Standing()
+        uplink = Uplink(lambda: [link for peer in manager().peers.values() for link in peer.all_links])
+        self.relay = RelayService(identity, run, boot_id, limits, offer, peer=self._peer, uplink=uplink, counts=counts)
         self.relays = RelayKeeper(
             self._own,
             limits,
@@ -85,7 +87,7 @@ class Access:
             connect=self._to_relay,
             rtt_s=lambda peer_id: None if (peer := self._peer(peer_id)) is None else peer.rtt_s,
             member=lambda peer_id: (peer := self._peer(peer_id)) is not None and not peer.guest,
-            changed=changed,
+            changed=self._stands,
         )
         self.metering = Metering(limits, emit)
         self.circuits = Circuits(
@@ -118,6 +120,7 @@ class Access:
             listening=lambda: self.listening,
             record=lambda peer_id: None if (entry := book.get(peer_id)) is None or entry.record is None else entry.record.record,
             addresses=book.addresses,
+            seen=self.circuits.seen,
             peers=lambda: [peer for peer in manager().peers.values() if not peer.closed],
             dial=lambda addresses, who: manager().dial(addresses, expected=who, target=str(who)),
             authenticate=lambda pipe, initiator, who: manager().authenticate(pipe, initiator, who),
@@ -225,8 +228,15 @@ class Access:
     # -- what the parts need
 
     def _found(self, finding: Finding) -> None:
-        self._changed()
+        self._stands()
         self._emit(ReachChanged(finding))
+
+    def _stands(self) -> None:
+        """Publish, if the record would say something else.  Records are rationed, and a start has findings that change nothing in
+        them: with these the one that names our places would be ten seconds late."""
+        if (standing := self.standing) != self._told:
+            self._told = standing
+            self._changed()
 
     def _mapped(self, outside: tuple[Address, ...]) -> None:
         self.reach.mapped = outside

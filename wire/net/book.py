@@ -26,6 +26,7 @@ from wire.envelope import NO_RUN, Latest, OpenedRecord
 from wire.errors import RemoteProtocolError
 from wire.identity import PeerId
 from wire.limits import Limits
+from wire.neighbours import neighbours
 from wire.observed import network_of
 from wire.statements import PEER
 from wire.unpacking import pack, unpack
@@ -66,6 +67,7 @@ class PeerBook:
         self._entries: dict[PeerId, Entry] = {}
         self._latest = Latest(limits.peer_book_max)
         self.outside: frozenset[str] = frozenset()  # hosts that this node is seen as, or has itself
+        self.inside: frozenset[str] = frozenset()  # this machine's addresses
         self.changed = False  # something that belongs on disk
 
     def __len__(self) -> int:
@@ -94,7 +96,7 @@ class PeerBook:
         hints = sorted(entry.hints, key=lambda address: -entry.hints[address])
         circuits = [address for address in named if address.relay not in (None, self._own) and may_dial(address, self._scope)]
         neighbour = any(address.host in self.outside for address in usable)
-        private = [address for address in direct if neighbour and may_dial(address, self._scope, same_router=True)]
+        private = neighbours(direct, self.inside, self._limits) if neighbour else ()
         return tuple(dict.fromkeys([*usable, *hints, *circuits, *private]))[: self._limits.addresses_per_peer_max]
 
     def vouchers(self, peer_id: PeerId) -> tuple[bytes, ...]:

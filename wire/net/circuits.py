@@ -57,6 +57,7 @@ class Circuits:
         self._accept = accept
         self._metering = metering
         self._verified = VerifiedCache(limits.relay_reservations_max)
+        self._seen: dict[Pipe, tuple[PeerId, str]] = {}  # circuits that came in -> from whom, and as whom the relay sees him
 
     async def open(self, relay: PeerId, target: PeerId, bulk: bool, at: Address | None = None) -> CircuitPipe:
         """A pipe to `target` through `relay`.  A refusal of the relay shows when the pipe is used.
@@ -100,16 +101,23 @@ class Circuits:
         """The handler of `circuit-in/1`: an inbound connection like any other, until its pipe is closed."""
         if not isinstance(stream, ByteStream):
             raise error_for(Code.PROTOCOL, detail="a circuit is a byte stream")
+        circuit = decode(stream.meta, CircuitIn)
         try:
-            source = PeerId(decode(stream.meta, CircuitIn).source)
+            source = PeerId(circuit.source)
         except ValueError:
             raise error_for(Code.PROTOCOL, detail="no peer id") from None
         if peer.peer_id not in self._own_relays() or peer.relayed:
             raise error_for(Code.REFUSED, detail="this relay holds no place for us")
         pipe = self._pipe(stream, peer, source)
+        self._seen[pipe] = source, circuit.seen
         try:
             await self._accept(pipe)
             await pipe.wait_closed()
         finally:
+            del self._seen[pipe]
             pipe.close()
+
+    def seen(self, peer_id: PeerId) -> frozenset[str]:
+        """The hosts as which relays see a peer whose circuits came in to us.  A relay's word, not the peer's own."""
+        return frozenset(host for source, host in self._seen.values() if source == peer_id and host)
 

@@ -148,6 +148,7 @@ class Discovery:
         told = (Address.parse(text) for text in self._own_record.advertised(self._bound, self._transport.local_addresses()))
         own = [*self.outside, *(address for address in told if address.scope_class is AddressClass.GLOBAL)]
         self._book.outside = frozenset(address.host for address in own)
+        self._book.inside = frozenset(self._transport.local_addresses())
 
     def _own_seen(self, seq: int) -> None:
         if self._own_record.seen(seq):

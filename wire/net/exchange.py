@@ -6,7 +6,9 @@ turn.
 
 Rhythm: at 1, 2, 4 and 8 s after the start and then every 60 s +- 20 %, to a random peer; and once to every peer that we have just
 met, because nodes that start in the same tick know nobody yet when they first ask (FIND-1).  A node that was alone and meets
-somebody begins anew with the 1, 2, 4 and 8 s: the others come in the same minute, when a seed is back (FIND-3).  Answering is
+somebody begins anew with the 1, 2, 4 and 8 s: the others come in the same minute, when a seed is back (FIND-3).  A peer that could
+not be reached by what is known of it (it had no place at a relay yet when we heard of it) is worth a question before the minute is
+over, but not within `exchange_again_s` of the one before.  Answering is
 limited to one in 5 s with burst 5 a peer, which that rhythm can never exceed: the limit is derived from it, so that a
 well-behaved peer is never told RATE_LIMITED (WIRE-11).
 
@@ -73,6 +75,7 @@ class PeerExchange:
         self._verified = VerifiedCache(limits.verified_cache_max)
         self._buckets: dict[PeerId, Bucket] = {}
         self._company = trio.Event()
+        self._missed = trio.Event()
 
     # -- answering
 
@@ -105,6 +108,10 @@ class PeerExchange:
         """There is somebody again after there was nobody: what there is to learn has begun anew."""
         self._company.set()
 
+    def missed(self) -> None:
+        """A peer cannot be reached by what is known of it: somebody may know better."""
+        self._missed.set()
+
     async def run(self) -> None:
         """Ask in the rhythm above, for ever."""
         while True:
@@ -114,10 +121,25 @@ class PeerExchange:
                 await self._ask_somebody()
             self._company = trio.Event()
             while not self._company.is_set():
-                with trio.move_on_after(self._limits.exchange_interval_s * self._rng.uniform(1 - JITTER, 1 + JITTER)):
-                    await self._company.wait()
-                    break
-                await self._ask_somebody()
+                await self._pause()
+                if not self._company.is_set():
+                    await self._ask_somebody()
+
+    async def _pause(self) -> None:
+        """Until the next question: a minute, less if somebody was missed, and at once if there is company again."""
+        asked = trio.current_time()
+
+        async def earlier() -> None:
+            await self._missed.wait()
+            await trio.sleep_until(asked + self._limits.exchange_again_s)
+            nursery.cancel_scope.cancel()
+
+        with trio.move_on_after(self._limits.exchange_interval_s * self._rng.uniform(1 - JITTER, 1 + JITTER)):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(earlier)
+                await self._company.wait()
+                nursery.cancel_scope.cancel()
+        self._missed = trio.Event()
 
     async def _ask_somebody(self) -> None:
         peers = self._peers()

@@ -32,7 +32,7 @@ from wire.net import discovery, exchange
 from wire.net.access import Access
 from wire.net.book import PeerBook
 from wire.net.bound import Listeners
-from wire.net.dial import DialRate
+from wire.net.dial import DialFailed, DialRate
 from wire.net.discovery import Discovery
 from wire.net.features import FEATURES
 from wire.net.interfaces import NetworkChanged, descriptor_limit, watch_interfaces
@@ -162,7 +162,6 @@ class Net:
             services=self.services,
             counts=self.counts,
             manager=lambda: self.manager,
-            sent_bytes=lambda: self.traffic().bytes_out,
             emit=self._announcer.emit,
             changed=self._publisher.soon,
         )
@@ -233,7 +232,11 @@ class Net:
 
         Raises `DialFailed` with every address and its cause, TIMEOUT, SELF.  A cancel leaves nothing.
         """
-        return await self.manager.connect(peer_id, deadline_s=deadline_s)
+        try:
+            return await self.manager.connect(peer_id, deadline_s=deadline_s)
+        except DialFailed:
+            self._exchange.missed()
+            raise
 
     async def dial(self, address: Address, *, deadline_s: float = 30.0) -> Peer:
         """Dial one address that the operator named; whoever answers, unless it carries an id.  Errors as `connect`."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -75,13 +75,15 @@ class PunchService:
         listening: Callable[[], Sequence[Address]],
         record: Callable[[PeerId], PeerRecord | None],
         addresses: Callable[[PeerId], Sequence[Address]],
+        seen: Callable[[PeerId], Collection[str]],
         peers: Callable[[], Sequence[Peer]],
         dial: Callable[[Sequence[Address], PeerId], Awaitable[Peer]],
         authenticate: Callable[[Pipe, bool, PeerId], Awaitable[Link]],
         adopt: Callable[[Link], Awaitable[Peer]],
         emit: Callable[[NetEvent], None],
     ) -> None:
-        """`addresses(peer)`: where its record says that it may be dialled.  `authenticate(pipe, initiator, who)`: the handshake."""
+        """`addresses(peer)`: where its record says that it may be dialled.  `seen(peer)`: the hosts as which relays see it.
+        `authenticate(pipe, initiator, who)`: the handshake."""
         self._own = own
         self._limits = limits
         self._scope = scope
@@ -90,6 +92,7 @@ class PunchService:
         self._listening = listening
         self._record = record
         self._addresses = addresses
+        self._seen = seen
         self._peers = peers
         self._dial = dial
         self._authenticate = authenticate
@@ -220,7 +223,9 @@ class PunchService:
 
     async def _meet(self, peer_id: PeerId, nonce: bytes, named: Sequence[str]) -> str:
         """Dial what the other side named, and wait for it; why that failed, "" if it did not."""
-        candidates = usable(named, self._finding().outside, self._scope)
+        houses = {address.host for address in self._finding().outside}
+        own = self._transport.local_addresses() if houses & set(self._seen(peer_id)) else ()
+        candidates = usable(named, self._scope, own, self._limits)
         if nonce in self._meetings or any(other.peer_id == peer_id for other in self._meetings.values()):
             return "an attempt with this peer is under way"
         meeting = self._meetings[nonce] = _Meeting(peer_id)

@@ -36,6 +36,7 @@ from wire.net.circuits import CONTROL_CLASS, LANE_CLASS, OPEN, OPENED
 from wire.net.peer import Peer
 from wire.net.services import Service, Services
 from wire.net.stream import MessageStream
+from wire.net.uplink import Uplink
 from wire.rates import Bucket
 from wire.relaymessages import CircuitAsk, CircuitIn, Note, Purpose, RelayClass, RelayNote, Reserve, Reserved, Voucher
 from wire.reservations import Circuit, Ended, Refusal, RelayTable
@@ -115,20 +116,19 @@ class RelayService:
         offer: RelayOffer,
         *,
         peer: Callable[[PeerId], Peer | None],
-        sent_bytes: Callable[[], int],
+        uplink: Uplink,
         counts: Counter[str],
     ) -> None:
-        """`peer(id)`: one that is connected.  `sent_bytes()`: what this node has sent in all, ascending."""
+        """`peer(id)`: one that is connected.  `uplink`: what the line has carried."""
         self._identity = identity
         self._run = NO_RUN if run is None else run
         self._boot_id = boot_id
         self._limits = limits
         self._offer = offer
         self._peer = peer
-        self._sent_bytes = sent_bytes
+        self._uplink = uplink
         self._counts = counts
         self._verified = VerifiedCache(limits.relay_reservations_max)
-        self._best_rate = 0.0
         self._opens: dict[PeerId, Bucket] = {}
         rate = self._bulk_rate()
         self._table = RelayTable(rate, limits)
@@ -161,12 +161,10 @@ class RelayService:
             self._nursery = nursery
             try:
                 nursery.start_soon(self._turns.run)
-                last = self._sent_bytes()
                 while True:
                     await trio.sleep(TICK_S)
-                    now, sent = trio.current_time(), self._sent_bytes()
-                    self._best_rate = max(self._best_rate, (sent - last) / TICK_S)
-                    last = sent
+                    now = trio.current_time()
+                    self._uplink.look(now)
                     rate = self._bulk_rate()
                     if rate != self._table.bulk_rate:
                         self._table.bulk_rate = rate
@@ -180,7 +178,7 @@ class RelayService:
         if self._offer.bulk_rate is not None:
             return float(self._offer.bulk_rate)
         limits = self._limits
-        return max(limits.relay_bulk_start_bytes_per_s, self._best_rate * limits.relay_bulk_upload_share)
+        return max(limits.relay_bulk_start_bytes_per_s, self._uplink.best * limits.relay_bulk_upload_share)
 
     def _end(self, ended: Ended) -> None:
         self._counts[f"relay-{ended.refusal.why.name.lower()}"] += 1
@@ -206,8 +204,7 @@ class RelayService:
 
     def _place(self, peer: Peer, stream: MessageStream, cls: int) -> Reserved:
         now = trio.current_time()
-        primary = peer.primary
-        host = "" if primary is None else primary.pipe.info().remote[0]
+        host = _host(peer)
         found = self._table.reserve(
             peer.peer_id, cls, host, member=not peer.guest, over_circuit=peer.relayed, connection=stream, now=now
         )
@@ -242,7 +239,7 @@ class RelayService:
             share.add((circuit.id, up), ends, control=control, now=trio.current_time())
         try:
             with scope:
-                meta = encode(CircuitIn(peer.peer_id.raw, circuit.cls, circuit.purpose))
+                meta = encode(CircuitIn(peer.peer_id.raw, circuit.cls, circuit.purpose, _host(peer)))
                 cls = LANE_CLASS if circuit.purpose is Purpose.LANE else CONTROL_CLASS
                 async with await target.open(OPENED, Kind.BYTE, cls, meta=meta) as far:
                     assert isinstance(far, ByteStream)
@@ -350,3 +347,9 @@ class RelayService:
                     await stream.send(encode(note), fin=True)
             except (WireError, trio.BrokenResourceError, trio.ClosedResourceError):
                 return  # it does not want to know
+
+
+def _host(peer: Peer) -> str:
+    """From where a peer's connection comes."""
+    primary = peer.primary
+    return "" if primary is None else primary.pipe.info().remote[0]

@@ -73,6 +73,15 @@ def test_private_addresses_of_strangers_are_not_dialled_from_the_internet(scope:
     assert [str(address) for address in known.addresses(identity.peer_id)] == usable
 
 
+def test_a_record_with_our_outside_address_leads_to_our_own_networks_only() -> None:
+    """FIND-9: its word alone opens no door to the networks of a VPN or of strangers."""
+    known, identity = book(Scope.INTERNET), Identity.generate()
+    known.outside, known.inside = frozenset({"8.0.0.1"}), frozenset({"192.168.0.2"})
+    addresses = "/ip4/192.168.0.9/tcp/4001", "/ip4/10.0.0.7/tcp/4001", "/ip4/8.0.0.1/tcp/4001"
+    known.learn(record(identity, *addresses), 0.0, NOW_UNIX)
+    assert [address.host for address in known.addresses(identity.peer_id)] == ["8.0.0.1", "192.168.0.9"]
+
+
 def test_the_place_that_worked_last_comes_first() -> None:
     known, identity = book(), Identity.generate()
     known.learn(record(identity, "/ip4/8.0.0.1/tcp/1", "/ip4/8.0.0.2/tcp/1"), 0.0, NOW_UNIX)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import pytest
 import trio
 import trio.testing
 
 from tests.wire.net.worlds import RUN
-from tests.wire.sim.test_relay import QUESTION, Town, ask, send_all, town, until
+from tests.wire.sim.test_relay import LINE, QUESTION, Town, ask, send_all, town, until
 from wire.messages import Want
 from wire.net import Net, Peer
 from wire.path import PathKind
+from wire.sim import Nat
 
 Clock = trio.testing.MockClock
 KINDS = ("cone", "shift", "symmetric", "double")
@@ -105,3 +107,48 @@ async def test_nat_1_without_a_relay_both_are_told(autojump_clock: Clock) -> Non
         assert RUN
         await until(lambda: a.access.verdict.verdict in ("unreachable", "relayed"), 20)
         assert "4001" in a.access.verdict.reason
+
+
+async def neighbours(t: Town) -> tuple[Net, Net]:
+    """Two nodes behind one router that name their addresses in the house only: this router would also carry packets out and in again."""
+    nat = Nat("cone", "9.5.0.1")
+    a, b = [await t.open(t.net.host(f"192.168.1.{number}", link=LINE, nat=nat)) for number in (2, 3)]
+    for net, host in ((a, "192.168.1.2"), (b, "192.168.1.3")):
+        net.access.punch._named = partial(tuple, (f"/ip4/{host}/tcp/4001",))  # type: ignore[method-assign]
+        for relay in t.relays:
+            await net.manager.dial([relay.addresses[0]], expected=None, target="seed", seed=True)
+    await until(lambda: b.access.relays.places and a.access.relays.places)
+    with trio.fail_after(20):
+        while not a.book.vouchers(b.peer_id):
+            await ask(a)
+            await trio.sleep(0.2)
+    return a, b
+
+
+async def test_two_nodes_behind_one_router_meet_within_the_house(autojump_clock: Clock) -> None:
+    async with town() as t:
+        await t.relay()
+        await t.relay()
+        a, b = await neighbours(t)
+        peer = await a.connect(b.peer_id)
+        assert peer.relayed
+        assert await until(lambda: peer.path.kind is PathKind.PUNCHED) <= 10
+        assert peer.primary is not None and peer.primary.pipe.info().remote[0].startswith("192.168.1.")
+
+
+async def test_whoever_claims_to_live_behind_our_router_does_not_make_us_knock_in_the_house(autojump_clock: Clock) -> None:
+    """It names our outside address, which we tell in every attempt, and a machine of our house.  The relay sees it elsewhere."""
+    async with town() as t:
+        await t.relay()
+        await t.relay()
+        a, b = await arrive(t, 1, "cone"), await arrive(t, 2, "cone")
+        a.access.punch._named = lambda: ("/ip4/9.2.0.1/tcp/4001", "/ip4/192.168.1.77/tcp/22")  # type: ignore[method-assign]
+        await until(lambda: b.access.relays.places and a.access.relays.places)
+        with trio.fail_after(20):
+            while not a.book.vouchers(b.peer_id):
+                await ask(a)
+                await trio.sleep(0.2)
+        await a.connect(b.peer_id)
+        await until(lambda: b.access.punch.why(a.peer_id) not in ("", "not tried yet"), 60)
+        dialled = [entry[4][0] for entry in t.net.log if entry[1] == "dial"]
+        assert "192.168.1.77" not in dialled and "9.2.0.1" in dialled
