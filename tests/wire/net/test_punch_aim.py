@@ -36,8 +36,8 @@ def service(transport: Any, rate: DialRate, own: Identity) -> PunchService:
     listening: Sequence[Address] = (Address("0.0.0.0", 4001),)
     return PunchService(
         own.peer_id, LIMITS, Scope.INTERNET, transport, rate=rate, finding=lambda: Reachability(LIMITS).finding((), 0.0),
-        listening=lambda: listening, record=unused, addresses=unused, peers=unused, dial=unused, authenticate=unused, adopt=unused,
-        emit=unused,
+        listening=lambda: listening, record=unused, addresses=unused, seen=lambda peer: (), peers=unused, dial=unused,
+        authenticate=unused, adopt=unused, emit=unused,
     )  # fmt: skip
 
 
