@@ -138,6 +138,20 @@ class Lab:
         rule = ("iifname", f"w-{router}", "tcp", "dport", "20000-20099", "dnat", "to", host)
         self.run(router, "nft", "add", "rule", "ip", "lab", "pre", *rule)
 
+    def unmap_ports(self, number: int) -> None:
+        """Undo `map_ports`.  Of a router that is not `full`, which has its ports mapped from the start."""
+        self.run(f"n{number}", "nft", "flush", "chain", "ip", "lab", "pre")
+
+    def renumber(self, number: int, last: int = 9) -> None:
+        """Give the router of `number` another outside address, as a provider does; 2, the one from the start: a reboot.
+
+        Everything that it translated is forgotten with the old address.  Not for routers of the kind `shift`, whose rule names theirs.
+        """
+        router, network = f"n{number}", self.addr(f"n{number}").rpartition(".")[0]
+        self.run(router, "ip", "addr", "flush", "dev", f"w-{router}")
+        self.run(router, "ip", "addr", "add", f"{network}.{last}/24", "dev", f"w-{router}")
+        self.run(router, "ip", "route", "add", "default", "via", f"{network}.1")
+
     def readdress_client(self, last: int = 9) -> str:
         """Take the address of `c` away and give it another one, as a provider does; returns it.  Its connections are not told."""
         address = f"198.18.11.{last}"

@@ -41,6 +41,18 @@ def lab() -> Iterator[Lab]:
         yield made
 
 
+# Homes behind routers of these kinds, h1 first; tests/net/homes.py has names for them.  The last is for who changes its router.
+KINDS = ("cone", "shift", "symmetric", "full", "cone", "shift", "symmetric", "cone")
+
+
+@pytest.fixture(scope="session")
+def world() -> Iterator[Lab]:
+    """Eight homes, two public hosts, 80 ms between any two.  One for all tests: whoever breaks something in it mends it."""
+    available()
+    with open_lab(Network(rate_mbit=100.0, rtt_ms=80.0, public=2, routers=KINDS)) as made:
+        yield made
+
+
 class Hosts:
     """Nodes as processes on the hosts of a lab.  See `tests/net/node.py` for what they can be told."""
 
@@ -55,6 +67,9 @@ class Hosts:
 
 @asynccontextmanager
 async def open_hosts(lab: Lab) -> AsyncIterator[Hosts]:
-    """Hosts whose processes are gone when the block is left."""
+    """Hosts whose processes are gone when the block is left.  They are killed: goodbyes, one after the other, take a second each."""
     async with open_children() as children:
-        yield Hosts(lab, children)
+        try:
+            yield Hosts(lab, children)
+        finally:
+            await children.kill()

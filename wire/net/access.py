@@ -87,6 +87,7 @@ class Access:
             connect=self._to_relay,
             rtt_s=lambda peer_id: None if (peer := self._peer(peer_id)) is None else peer.rtt_s,
             member=lambda peer_id: (peer := self._peer(peer_id)) is not None and not peer.guest,
+            in_use=self._carries,
             changed=self._stands,
         )
         self.metering = Metering(limits, emit)
@@ -244,6 +245,10 @@ class Access:
     def _peer(self, peer_id: PeerId) -> Peer | None:
         peer = self._manager().peers.get(peer_id)
         return None if peer is None or peer.closed else peer
+
+    def _carries(self, relay: PeerId) -> bool:
+        links = (link for peer in self._manager().peers.values() for link in peer.links)
+        return any(link.relay == relay and not link.initiator for link in links)
 
     async def _accept(self, pipe: Pipe) -> None:
         await self._manager().accept(pipe)

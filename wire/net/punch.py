@@ -8,6 +8,10 @@ address ends there; then the lower peer id is the initiator of the handshake, wh
 that proves itself is given to the manager, whose rule picks one; the circuit drains, and tensor channels go over.
 
 What goes wrong: the kernel says EADDRNOTAVAIL for our dial when the other's came in first: then the accepted connection is the one.
+
+The caller's side does one thing of its own: when a newer record says that the other can be dialled after all (its owner has mapped the
+port), it dials.  Else a pair that met through a relay would stay there for as long as it lives.
+
 A router that answers strangers with RST ends the attempt of whoever is early: dialling again within three seconds helps where the
 other side is late, and nothing helps otherwise.
 """
@@ -135,17 +139,18 @@ class PunchService:
                     del self._attempts[gone]
                 for peer_id, peer in relayed.items():
                     primary = peer.primary
-                    if primary is None or primary.initiator or peer_id in self._busy:
+                    if primary is None or peer_id in self._busy or (primary.initiator and not self._direct(peer_id)):
                         continue
                     attempts = self._attempts.setdefault(peer_id, Attempts(self._limits, now))
                     if attempts.due(now):
                         self._busy.add(peer_id)
-                        nursery.start_soon(self._try, peer, attempts)
+                        nursery.start_soon(self._try, peer, attempts, not primary.initiator)
                 await trio.sleep(LOOK_S)
 
     # -- the side that begins
 
-    async def _try(self, peer: Peer, attempts: Attempts) -> None:
+    async def _try(self, peer: Peer, attempts: Attempts, called: bool) -> None:
+        """`called`: the circuit came in to us, so it is for us to punch."""
         began = trio.current_time()
         before = attempts.why
         try:
@@ -153,7 +158,7 @@ class PunchService:
             if skip and peer.relayed:
                 attempts.skipped(skip, trio.current_time())
             elif peer.relayed:
-                why = await self._attempt(peer)
+                why = await self._attempt(peer) if called else "its record names an address, but nobody answers there"
                 if why:
                     attempts.failed(why, trio.current_time())
         except (WireError, trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError) as error:
@@ -166,15 +171,17 @@ class PunchService:
             self._emit(Punched(peer.peer_id, attempts.why, trio.current_time() - began))
 
     async def _reverse(self, peer: Peer) -> str:
-        """Dial the caller, who may be reachable.  Gives why punching is not tried, "" if it is."""
-        direct = [address for address in self._addresses(peer.peer_id) if address.relay is None]
-        if direct:
+        """Dial the other, who may be reachable.  Gives why punching is not tried, "" if it is."""
+        if direct := self._direct(peer.peer_id):
             with trio.move_on_after(self._limits.punch_reverse_s):
                 with suppress(DialFailed):
                     await self._dial(direct, peer.peer_id)
                     return ""
         record = self._record(peer.peer_id)
         return hopeless(str(self._finding().state), "unknown" if record is None else record.reach)
+
+    def _direct(self, peer_id: PeerId) -> list[Address]:
+        return [address for address in self._addresses(peer_id) if address.relay is None]
 
     async def _attempt(self, peer: Peer) -> str:
         """Why it failed, "" if it did not."""

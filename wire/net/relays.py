@@ -7,6 +7,9 @@ A peer that refused is left alone for as long as it asked for.
 A place is one message stream of `relay/1` that stays open (relay.py).  When it ends the place is gone, and the next relay is asked in
 the same second; the record that names the places is published anew by whoever is told (`changed`).
 
+A node that has become reachable seeks no places and names none, but gives up only those that nobody's circuit came through: whoever is
+there already would be cut off, where he can dial us directly in a moment and let the circuit end.
+
 The node that finds no relay at all says so, with what it asked and what it heard, because its owner can do something about it: open
 the port, or find somebody who has one.
 """
@@ -74,9 +77,11 @@ class RelayKeeper:
         connect: Callable[[PeerId, Address | None], Awaitable[Peer]],
         rtt_s: Callable[[PeerId], float | None],
         member: Callable[[PeerId], bool],
+        in_use: Callable[[PeerId], bool],
         changed: Callable[[], None],
     ) -> None:
-        """`records`: signed records of others.  `rtt_s(peer)`: None if not connected.  `member(peer)`: of our run."""
+        """`records`: signed records of others.  `rtt_s(peer)`: None if not connected.  `member(peer)`: of our run.
+        `in_use(relay)`: a circuit has come in through it."""
         self._own = own
         self._limits = limits
         self._wanted = wanted
@@ -84,6 +89,7 @@ class RelayKeeper:
         self._connect = connect
         self._rtt_s = rtt_s
         self._member = member
+        self._in_use = in_use
         self._changed = changed
         self._held: dict[PeerId, _Holding] = {}
         self._not_before: dict[PeerId, float] = {}
@@ -111,8 +117,9 @@ class RelayKeeper:
                         holding = self._held[record.peer_id] = _Holding(_network(_place_of(record)))
                         nursery.start_soon(self._hold, record, holding)
                 else:
-                    for holding in self._held.values():
-                        holding.scope.cancel()
+                    for relay, holding in self._held.items():
+                        if not self._in_use(relay):
+                            holding.scope.cancel()
                 await trio.sleep(LOOK_S)
 
     # -- which

@@ -12,7 +12,7 @@ import trio.testing
 from tests.wire.net.worlds import OTHER_RUN, RUN, World, local, member
 from wire.errors import Code, StreamReset
 from wire.messages import Records, Want
-from wire.net import Net, Peer, SeedList
+from wire.net import DialFailed, Net, Peer, SeedList
 from wire.net.exchange import PROTOCOL
 from wire.statements import NO_RUN
 
@@ -159,3 +159,19 @@ async def test_a_renewed_record_reaches_the_connected(autojump_clock: Clock) -> 
         first = a.known()[0].statement.seq
         await trio.sleep(4000)
         assert a.known()[0].statement.seq > first
+
+
+async def test_who_cannot_be_reached_is_asked_for_before_the_minute_is_over(autojump_clock: Clock) -> None:
+    """The first questions were too early; somebody knows better by now.  Without the failed call nothing is asked for 48 s."""
+    world = World(rng=random.Random(1))
+    seeds = SeedList.of("10.0.1.0:4001")
+    async with member(world, "10.0.1.0", run=None), member(world, "10.0.0.1", seeds=seeds) as a:
+        await trio.sleep(20)
+        async with member(world, "10.0.0.2", seeds=seeds) as b:
+            await trio.sleep(3)
+            assert all(record.peer_id != b.peer_id for record in a.known())
+            with pytest.raises(DialFailed):
+                await a.connect(b.peer_id)
+            with trio.fail_after(7):
+                while all(record.peer_id != b.peer_id for record in a.known()):
+                    await trio.sleep(0.1)

@@ -11,9 +11,11 @@ import trio.testing
 
 from tests.wire.net.worlds import RUN
 from tests.wire.sim.test_relay import LINE, QUESTION, Town, ask, send_all, town, until
+from wire.address import Address
 from wire.messages import Want
 from wire.net import Net, Peer
 from wire.path import PathKind
+from wire.reachability import Finding, Reach
 from wire.sim import Nat
 
 Clock = trio.testing.MockClock
@@ -152,3 +154,31 @@ async def test_whoever_claims_to_live_behind_our_router_does_not_make_us_knock_i
         await until(lambda: b.access.punch.why(a.peer_id) not in ("", "not tried yet"), 60)
         dialled = [entry[4][0] for entry in t.net.log if entry[1] == "dial"]
         assert "192.168.1.77" not in dialled and "9.2.0.1" in dialled
+
+
+async def test_a_node_that_becomes_reachable_is_dialled_by_those_who_came_through_a_relay(autojump_clock: Clock) -> None:
+    """Its places stay until nobody uses them: nobody is cut off, and the peer is the same all the time."""
+    async with town() as t:
+        await t.relay()
+        await t.relay()
+        a = await arrive(t, 1, "symmetric")
+        b = await arrive(t, 2, "full")
+        b.access.punch._named = a.access.punch._named = partial(tuple, ())  # type: ignore[method-assign]
+        await until(lambda: len(b.access.relays.places) == 2)
+        with trio.fail_after(20):
+            while not a.book.vouchers(b.peer_id):
+                await ask(a)
+                await trio.sleep(0.2)
+        peer = await a.connect(b.peer_id)
+        back = b.peer(a.peer_id)
+        assert peer.relayed and back is not None
+        before = len(b.access.relays.places)
+        found = Finding(Reach.PUBLIC, (Address("9.2.0.1", 4001),), (), False, "by decree")
+        b.access.reach.known.finding = lambda candidates, now: found  # type: ignore[method-assign]
+        b.access.reach._conclude()
+        await send_all(t, peer, back, 8)
+        await until(lambda: not peer.relayed, 60)
+        assert not peer.closed and not back.closed and a.peer(b.peer_id) is peer and before == 2
+        await until(lambda: not b.access.relays.places, 60)
+        assert await peer.call("echo", QUESTION, Want, deadline_s=5) == QUESTION
+        assert all(not relay.gauges()["relay_circuits_bulk"] for relay in t.relays)
