@@ -16,15 +16,13 @@ import trio
 from torch import Tensor
 
 from plnode.collective import sketch
-from plnode.collective.statecut import Chunked, header_of, views_of
+from plnode.collective.statecut import Offload, laid_out
 from plnode.collective.statemessages import SKETCH_BYTES, STATE_SKETCH, SketchAnswer, SketchAsk
-from plnode.collective.stateserver import Offload
 from wire.errors import WireError
 from wire.identity import PeerId
 from wire.net import Net, Peer
 
 PUBLISH_S = 60.0  # replicas reach a boundary within a round of each other
-CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +61,7 @@ class StateCheck:
         """Root and sketch of a state, `tensors` on the host.  Takes about 10 ns an element, in a thread."""
 
         def work() -> _Published:
-            header, names = header_of(tensors, run=self._run, stage=stage, step=step)
-            data = Chunked([memoryview(header), *views_of(tensors, names)], CHUNK_BYTES)
-            data.hash()
+            data = laid_out(tensors, run=self._run, stage=stage, step=step)
             entries = sketch.sketch(tensors, seed)
             return _Published(step, seed, data.root, entries, sketch.pack(entries))
 

@@ -18,8 +18,9 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,8 @@ from wire.messages import encode
 
 CHUNK_LEAST, CHUNK_MOST = 1 << 20, 4 << 20
 HASH_BYTES = 32
+Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Runs what blocks somewhere else: `trio.to_thread.run_sync`."""
 # Up to here a chunk of 1 MiB keeps the table of hashes below 64 KiB; above, fewer and larger chunks are cheaper to ask for.
 SMALL_BYTES = 2 << 30
 
@@ -136,6 +139,16 @@ def views_of(tensors: Mapping[str, Tensor], names: Sequence[str]) -> list[memory
     return [tensors[name].view(-1).view(torch.uint8).numpy().data for name in names if tensors[name].numel()]
 
 
+def laid_out(tensors: Mapping[str, Tensor], *, run: bytes, stage: int, step: int, chunk_bytes: int | None = None) -> Chunked:
+    """A state as the bytes that travel, hashed.  ``tensors``: contiguous, on the host, not changed as long as the result lives."""
+    header, names = header_of(tensors, run=run, stage=stage, step=step)
+    views = views_of(tensors, names)
+    size = len(header) + sum(view.nbytes for view in views)
+    data = Chunked([memoryview(header), *views], chunk_bytes or chunk_size(size))
+    data.hash()
+    return data
+
+
 def seal_cut(
     tensors: Mapping[str, Tensor],
     seal: Callable[[bytes, int], bytes],
@@ -146,11 +159,7 @@ def seal_cut(
     generation: int,
     chunk_bytes: int | None = None,
 ) -> Cut:
-    """Hash and sign.  ``tensors``: contiguous, on the host, not changed as long as the cut lives.  ``seal(payload, step)``."""
-    header, names = header_of(tensors, run=run, stage=stage, step=step)
-    views = views_of(tensors, names)
-    size = len(header) + sum(view.nbytes for view in views)
-    data = Chunked([memoryview(header), *views], chunk_bytes or chunk_size(size))
-    data.hash()
+    """Hash and sign.  ``tensors`` as for ``laid_out``.  ``seal(payload, step)``."""
+    data = laid_out(tensors, run=run, stage=stage, step=step, chunk_bytes=chunk_bytes)
     statement = SnapshotRoot(run, stage, step, generation, data.size_bytes, data.chunk_bytes, data.root)
     return Cut(statement, seal(encode(statement), step), data)

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import trio
 
-from plnode.collective.statemessages import HASHES, STATE_BYTES, ChunkAsk
-from plnode.collective.statepull import Failure, Plan, Progress, Request, Standing, Verdict
-from plnode.collective.stateserver import BACKGROUND, Offload
+from plnode.collective.statecut import HASH_BYTES, Offload, chunk_count
+from plnode.collective.statemessages import BACKGROUND, HASHES, STATE_BYTES, ChunkAsk
+from plnode.collective.statepull import Failure, Plan, Progress, Request, Standing, Verdict, checked_hashes
 from wire.errors import Code, WireError
 from wire.events import Kind
 from wire.identity import PeerId
@@ -67,17 +67,17 @@ async def read_bytes(net: Net, donor: PeerId, root: bytes, index: int, into: mem
         stream.close()
 
 
-async def read_table(net: Net, donors: tuple[PeerId, ...], root: bytes, size: int) -> bytes:
-    """The table of hashes that `root` is made of, from the first donor that has it.  Raises NoHolder."""
+async def read_table(net: Net, donors: tuple[PeerId, ...], root: bytes, size_bytes: int, chunk_bytes: int) -> bytes:
+    """The table of hashes of all chunks that `root` is made of, from the first donor that has it.  Raises NoHolder."""
     reasons = []
     for donor in donors:
-        table = bytearray(size)
+        table = bytearray(HASH_BYTES * chunk_count(size_bytes, chunk_bytes))
         try:
             await read_bytes(net, donor, root, HASHES, memoryview(table))
         except (WireError, LookupError, trio.TooSlowError) as error:
             reasons.append(f"{donor.short}: {error}")
             continue
-        if hashlib.sha256(table).digest() == root:
+        if checked_hashes(bytes(table), root, size_bytes, chunk_bytes):
             return bytes(table)
         reasons.append(f"{donor.short}: its table of hashes is not the one that it signed")
     raise NoHolder("no table of hashes: " + "; ".join(reasons))

@@ -17,12 +17,11 @@ from dataclasses import dataclass
 
 import trio
 
-from plnode.collective.statecut import HASH_BYTES, chunk_count
+from plnode.collective.statecut import Offload
 from plnode.collective.statefetch import Fetch, read_table
 from plnode.collective.statejoin import ASK_S
 from plnode.collective.statemessages import UPDATES, UpdateAsk, UpdateOffer, UpdateRoot
 from plnode.collective.statepull import Plan
-from plnode.collective.stateserver import Offload
 from wire.errors import WireError
 from wire.identity import PeerId
 from wire.net import Net
@@ -133,7 +132,7 @@ class Follower:
         size, chunk = root.size_bytes, root.chunk_bytes
         if size > self._terms.state_bytes or chunk < 1 or size < 1:
             raise Behind(f"a vector of {size:,} bytes in chunks of {chunk:,} does not belong to this stage")
-        table = await read_table(self._net, holders, root.root, HASH_BYTES * chunk_count(size, chunk))
+        table = await read_table(self._net, holders, root.root, size, chunk)
         vector = memoryview(bytearray(size))
 
         def write(index: int, data: memoryview) -> None:

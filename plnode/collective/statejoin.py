@@ -19,13 +19,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from plnode.collective.statecut import CHUNK_MOST, HASH_BYTES, chunk_count
+from plnode.collective.statecut import CHUNK_MOST, Offload
 from plnode.collective.statefetch import Fetch, NoHolder, read_table
 from plnode.collective.statefile import PartialFile, partial_path
 from plnode.collective.statemessages import STATE, StateAsk, StateOffer
 from plnode.collective.statepull import Plan, Progress, Standing
 from plnode.collective.stateroots import Choice, Offer, ranking
-from plnode.collective.stateserver import Offload
 from plnode.stage.snapshot_file import ROOT_DOMAIN, SnapshotRoot, hash_file
 from wire.envelope import open_envelope
 from wire.errors import WireError
@@ -91,7 +90,7 @@ async def pull(net: Net, terms: PullTerms) -> Pulled:
 async def _pull_one(net: Net, terms: PullTerms, choice: Choice) -> Pulled:
     statement = choice.statement
     size, chunk = statement.size_bytes, statement.chunk_bytes
-    table = await read_table(net, choice.holders, statement.root, HASH_BYTES * chunk_count(size, chunk))
+    table = await read_table(net, choice.holders, statement.root, size, chunk)
     file: PartialFile = await terms.offload(lambda: PartialFile(terms.folder, statement))
     try:
         have = await terms.offload(lambda: file.verified(table))

@@ -20,6 +20,7 @@ STATE_SKETCH = "state-sketch/1"
 U63 = Annotated[int, Range(0, 2**63 - 1)]
 Root = Annotated[bytes, Size(32)]
 Reason = Annotated[str, Size(max=512)]
+BACKGROUND = 4  # the lowest class of wire/scheduler.py
 # An index in `ChunkAsk` that means the table of hashes; as a chunk it would lie 4 PiB behind the start.
 HASHES = 2**32 - 1
 # Statements that a donor keeps at once: more cuts than this are never alive.

@@ -177,10 +177,6 @@ class Plan:
             return bool(self._missing)
         return bool(set.intersection(*(d.lacks for d in active)) & self._missing)
 
-    def add(self, donor: PeerId) -> None:
-        """One more holder.  No effect on one that is known, whatever its standing."""
-        self._donors.setdefault(donor, _Donor(donor))
-
     # -- what to do
 
     def next(self, now: float) -> Request | None:
@@ -253,11 +249,6 @@ class Plan:
                 one.silences += why is Failure.SILENT
                 one.pause_until = now + min(PAUSE_MOST_S, PAUSE_FIRST_S * 2**one.pauses)
                 one.pauses = min(one.pauses + 1, 8)
-
-    def lost(self, donor: PeerId) -> None:
-        """The donor is known to be gone; what it had under way is asked elsewhere."""
-        if donor in self._donors:
-            self._end(self._donors[donor], Standing.GONE)
 
     def progress(self, now: float) -> Progress:
         while self._arrivals and self._arrivals[0][0] < now - RATE_WINDOW_S:

@@ -23,13 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 import trio
 from torch import Tensor
 
-from plnode.collective.statecut import Chunked, Cut, seal_cut, state_bytes
+from plnode.collective.statecut import Chunked, Cut, Offload, seal_cut, state_bytes
 from plnode.collective.statemessages import (
+    BACKGROUND,
     HASHES,
     MOST_CUTS,
     MOST_UPDATES,
@@ -50,12 +51,10 @@ from wire.identity import PeerId
 from wire.messages import decode
 from wire.net import ByteStream, MessageStream, Net, Peer
 
-Offload = Callable[[Callable[[], Any]], Awaitable[Any]]
-
-BACKGROUND = 4  # the lowest class of wire/scheduler.py
 UPLOADS = 4  # of chunks at once: enough to fill a line at 100 ms, few enough that each is done soon
 WAITING = 128  # requests in the queue: 20 joiners with 4 requests each, and some
 LIFE_S = 120.0  # a joiner asks every few seconds; a reconnect may take 60 s
+CUT_AHEAD = 64  # steps; a joiner asks for the next 8 at most, and each step that is asked for is remembered until it comes
 PIECE_BYTES = 256 << 10  # one largest record
 SMALL_PIECE_BYTES = 32 << 10  # while training waits: 0.05 s at 5 Mbit/s
 LOOK_S = 0.05  # training may be through before the pause is over
@@ -170,9 +169,10 @@ class StateServer:
         async with held.lock:
             if held.cut is None:
                 stage = self._stage or 0
-                make = lambda: seal_cut(  # noqa: E731
-                    held.tensors, self._seal, run=self._run, stage=stage, step=step, generation=held.generation, chunk_bytes=self._chunk
-                )
+                make = partial(
+                    seal_cut, held.tensors, self._seal,
+                    run=self._run, stage=stage, step=step, generation=held.generation, chunk_bytes=self._chunk,
+                )  # fmt: skip
                 held.cut = await self._offload(make)
             return held.cut
 
@@ -193,6 +193,8 @@ class StateServer:
         if ask.cut_at and ask.cut_at not in self._cuts:
             if ask.cut_at <= self._open_step():
                 return StateOffer(self._open_step(), (), f"step {ask.cut_at} is over")
+            if ask.cut_at > self._open_step() + CUT_AHEAD:
+                return StateOffer(self._open_step(), (), f"step {ask.cut_at} is too far ahead; step {self._open_step()} is open")
             self.log.begin(peer.peer_id, ask.cut_at, now)
             await self._wanted.setdefault(ask.cut_at, trio.Event()).wait()
             if reason := self._refusal(peer.peer_id, ask.stage) or self._refusals.get(ask.cut_at, ""):

@@ -12,7 +12,9 @@ import trio.testing
 from plnode.collective.statecheck import StateCheck
 from plnode.collective.statefetch import NoHolder
 from plnode.collective.statefollow import Behind, Disagreement
+from plnode.collective.statemessages import STATE, StateAsk, StateOffer
 from plnode.collective.statepull import Progress
+from plnode.collective.stateserver import CUT_AHEAD
 from tests.plnode.collective.stateworld import CHUNK, STAGE, adam, equal, follower, gradient, inline, state, take, world
 from tests.wire.net.worlds import RUN
 from wire.sim import Link
@@ -207,6 +209,17 @@ async def test_sealed_weights_go_to_those_who_claim_the_stage(autojump_clock: Cl
         with pytest.raises(NoHolder, match="sealed"):
             await take(joiners[1], donors, tmp_path / "1")
         nursery.cancel_scope.cancel()
+
+
+async def test_a_copy_at_a_step_far_ahead_is_refused_and_not_remembered(autojump_clock: Clock) -> None:
+    """Each step that is asked for is kept until it comes: whoever names millions of them must not fill the donor's memory."""
+    async with world(1, 1, link=FAST) as (_, (donor,), (joiner,)):
+        peer = joiner.net.peer(donor.id)
+        assert peer is not None
+        for far in (CUT_AHEAD + 1, 2**40, 2**63 - 1):
+            offer = await peer.call(STATE, StateAsk(STAGE, far), StateOffer, deadline_s=5.0)
+            assert "too far ahead" in offer.reason and not offer.envelopes
+        assert not donor.server._wanted
 
 
 async def test_no_room_for_a_copy_is_said(autojump_clock: Clock, tmp_path: Path) -> None:
