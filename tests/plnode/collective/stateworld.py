@@ -24,7 +24,7 @@ from wire.envelope import seal
 from wire.identity import Identity, PeerId
 from wire.limits import DEFAULT_LIMITS, Limits
 from wire.net import Net, open_net
-from wire.sim import Host, Internet, Link
+from wire.sim import Host, Internet, Link, seed_tasks
 
 STAGE = 2
 CHUNK = 64 << 10
@@ -130,6 +130,7 @@ async def world(
     **settings: Any,
 ) -> AsyncIterator[tuple[Internet, list[Replica], list[Node]]]:
     """All connected: every joiner with every donor, donors with each other."""
+    seed_tasks(seed)
     net = Internet(seed)
     rng = random.Random(seed)
     async with AsyncExitStack() as stack:

@@ -59,12 +59,12 @@ class Rounds:
                 donor.apply()
 
 
-async def slowdown(tmp_path: Path, joiners: int, frozen: int, rounds_together: int) -> tuple[float, int]:
+async def slowdown(tmp_path: Path, joiners: int, frozen: int, rounds_together: int, seed: int = 1) -> tuple[float, int]:
     """How much longer rounds take on average while state is fetched, against those before; bytes of state that were moved."""
     link = Link(delay_s=0.01, up_bps=1e6, down_bps=20e6, queue_bytes=64 << 10)
     limits = dataclasses.replace(DEFAULT_LIMITS, chunk_bytes=BUFFER)
     async with (
-        world(3, joiners, link=link, frozen=frozen, send_buffer=BUFFER, limits=limits) as (_, donors, newcomers),
+        world(3, joiners, link=link, frozen=frozen, seed=seed, send_buffer=BUFFER, limits=limits) as (_, donors, newcomers),
         trio.open_nursery() as nursery,
     ):
         rounds = Rounds(donors)
@@ -82,8 +82,11 @@ async def slowdown(tmp_path: Path, joiners: int, frozen: int, rounds_together: i
 
 
 async def test_join_1_a_long_round_is_not_delayed(autojump_clock: Clock, tmp_path: Path, small_pieces: None) -> None:
-    longer, moved = await slowdown(tmp_path, 1, 1_500_000, 5)
-    assert longer <= 1.05 and moved > 1_000_000, (longer, moved)
+    """The mean of three seeds: rounds of this line differ by several per cent from each other with nobody joining (single seeds: -2 % to
+    +7 %), so one seed alone would be a lucky or an unlucky draw."""
+    found = [await slowdown(tmp_path / str(seed), 1, 1_500_000, 5, seed) for seed in (1, 2, 3)]
+    assert fmean(longer for longer, _ in found) <= 1.05, found
+    assert all(moved > 1_000_000 for _, moved in found), found
 
 
 async def test_join_1_control_without_giving_way_it_is(
