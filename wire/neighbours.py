@@ -24,7 +24,7 @@ from wire.limits import Limits
 def neighbours(named: Iterable[Address], own: Iterable[str], limits: Limits) -> tuple[Address, ...]:
     """Of `named`, in their order, what may be a neighbour of a machine with the addresses `own` (numeric, without zones)."""
     hosts = set(own)
-    networks = {_network(host) for host in hosts}
+    networks = {home_network(host) for host in hosts}
     found = dict.fromkeys(
         address
         for address in named
@@ -32,11 +32,12 @@ def neighbours(named: Iterable[Address], own: Iterable[str], limits: Limits) -> 
         and address.relay is None
         and address.port
         and address.host not in hosts
-        and _network(address.host) in networks
+        and home_network(address.host) in networks
     )
     return tuple(found)[: limits.neighbours_max]
 
 
-def _network(host: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+def home_network(host: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    """The network of a house that this numeric address lies in, as far as an address without a mask tells."""
     ip = ipaddress.ip_address(host)
     return ipaddress.ip_network((ip, 24 if ip.version == 4 else 64), strict=False)

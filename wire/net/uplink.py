@@ -10,10 +10,10 @@ Bytes of a connection that ended since the last look are missed, which makes an 
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Iterable
 
 from wire.address import AddressClass
+from wire.neighbours import home_network
 from wire.net.link import Link
 from wire.net.transport import literal
 from wire.pipeinfo import PipeInfo
@@ -51,4 +51,4 @@ def leaves_the_house(info: PipeInfo) -> bool:
 def _same_house(local: str, remote: str) -> bool:
     if ":" not in local or ":" not in remote:
         return local == remote
-    return ipaddress.ip_address(remote) in ipaddress.ip_network((local, 64), strict=False)
+    return home_network(local) == home_network(remote)
