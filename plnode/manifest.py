@@ -267,7 +267,8 @@ class SignedManifest:
         try:
             statement = open_envelope(raw, DOMAIN, now_unix=time.time(), run=_NO_RUN)
         except BadEnvelope as problem:
-            raise BadInput(f"{source} is not a run file in order: {problem}", _remedy(raw)) from None
+            # Of a file only the cause is said: what `problem` advises is for a peer on a connection.
+            raise BadInput(f"{source} is not a run file in order: {problem.detail or problem.code.name}", _remedy(raw)) from None
         toml = bytes(statement.payload)
         run_id = hashlib.sha256(toml).digest()
         return cls(manifest=Manifest.parse(toml), run_id=run_id, owner=statement.signer, toml=toml, raw=raw)

@@ -168,8 +168,9 @@ def test_nothing_is_signed_that_a_node_would_refuse() -> None:
 
 def test_a_signature_for_another_purpose_is_none(tmp_path: Path) -> None:
     raw = seal(Identity.generate(), "plw/snapshot/1", toml(), run=bytes(32), seq=1, not_after=0)
-    with pytest.raises(BadInput, match="not a run file in order"):
+    with pytest.raises(BadInput, match="not a run file in order") as refused:
         SignedManifest.open(raw)
+    assert "protocol was broken" not in str(refused.value), "that is said of a peer, not of a file"
     raw = seal(Identity.generate(), DOMAIN, b"steps = 1", run=bytes(32), seq=1, not_after=0)
     with pytest.raises(ManifestError):  # well signed, but no manifest
         SignedManifest.open(raw)

@@ -131,7 +131,7 @@ class SeedList:
             try:
                 self.signed.take(content, time.time(), own_hand=True)
             except BadEnvelope as error:
-                raise SeedListError([f"{place.name}: a signed list that is not believed: {error}"]) from error
+                raise SeedListError([f"{place.name}: a signed list that is not believed: {error.detail or error.code.name}"]) from error
             place.entries = ()
         else:
             place.entries = parse_seed_list(_text(content, place.name), place.name, self._limits)
