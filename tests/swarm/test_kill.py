@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import torch
@@ -56,11 +57,15 @@ class Run:
             assert torch.equal(found[name], theirs), name
 
 
+Kind = TypeVar("Kind", bound=Run)
+
+
 @asynccontextmanager
-async def run(root: Path, signed: SignedManifest) -> AsyncIterator[Run]:
+async def run(root: Path, signed: SignedManifest, kind: type[Kind] = Run) -> AsyncIterator[Kind]:
+    """A run of real processes with its seed; all are gone when the block is left."""
     with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery:
-            swarm = Run(root, signed, nursery)
+            swarm = kind(root, signed, nursery)
             try:
                 await swarm.seed()
                 yield swarm

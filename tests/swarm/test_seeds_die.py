@@ -8,8 +8,6 @@ killed without a goodbye, so that nothing is told by a closing message.
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ import trio
 from plnode.manifest import SignedManifest
 from plnode.node import STATUS_EVERY_S
 from tests.swarm.processes import Process, start
-from tests.swarm.test_kill import DEADLINE_S, Run, small
+from tests.swarm.test_kill import Run, run, small
 from wire.limits import DEFAULT_LIMITS
 
 pytestmark = pytest.mark.processes
@@ -49,18 +47,6 @@ class TwoSeeds(Run):
             assert await seed.ended() == -9
 
 
-@asynccontextmanager
-async def run(root: Path, signed: SignedManifest) -> AsyncIterator[TwoSeeds]:
-    with trio.fail_after(DEADLINE_S):
-        async with trio.open_nursery() as nursery:
-            swarm = TwoSeeds(root, signed, nursery)
-            try:
-                await swarm.seed()
-                yield swarm
-            finally:
-                swarm.end()
-
-
 def last_status(node: Process) -> dict[str, object]:
     return node.of("NodeStatus")[-1]
 
@@ -81,7 +67,7 @@ async def longer_than_remembered_peers_take(node: Process) -> None:
 
 
 async def test_a_run_does_not_notice_that_all_seeds_are_killed(tmp_path: Path) -> None:
-    async with run(tmp_path, small(steps=STEPS)) as swarm:
+    async with run(tmp_path, small(steps=STEPS), TwoSeeds) as swarm:
         nodes = [await swarm.node("a"), await swarm.node("b")]
         for node in nodes:
             await node.wait_for("SnapshotWritten", step=5)
@@ -103,7 +89,7 @@ async def test_a_run_does_not_notice_that_all_seeds_are_killed(tmp_path: Path) -
 
 
 async def test_a_node_comes_back_by_the_peers_it_remembers_and_not_without_them(tmp_path: Path) -> None:
-    async with run(tmp_path, small(steps=STEPS)) as swarm:
+    async with run(tmp_path, small(steps=STEPS), TwoSeeds) as swarm:
         survivor, leaver = await swarm.node("a"), await swarm.node("b")
         for node in (survivor, leaver):
             await node.wait_for("SnapshotWritten", step=5)
