@@ -21,14 +21,14 @@ from pathlib import Path
 
 import trio
 
-from bench.children import BenchFailed, Child, open_children, python
+from bench.children import BenchFailed, Child, open_children
 from bench.conditions import conditions
+from bench.homes.swarm import Swarm, new_run
 from bench.lab import Lab, Network, needs, open_lab
 from bench.report import Bar, Column, Report, Row, ratios
 
 ROUTERS = ("cone", "shift", "symmetric", "cone")
 NODES = 6
-PORT = 20001  # one that the routers `shift` and `full` treat
 WARM = 5
 COLUMNS = (
     Column("tokens_per_s", "tokens/s"),
@@ -107,36 +107,17 @@ def _row(name: str, runs: Sequence[Measured]) -> Row:
 async def _measure(lab: Lab, plan: HomesPlan, behind: int) -> Measured:
     root = Path(tempfile.mkdtemp(prefix="bench-homes-"))
     try:
-        await trio.run_process(
-            python("plnode", "run", "init", "--out", str(root / "run"), *_set(plan), "--json"), capture_stdout=True
-        )
+        signed = await new_run(root, *plan.settings, f"steps={plan.steps}", "snapshot.every=1000")
         with trio.fail_after(plan.patience_s):
             async with open_children() as children:
-                signed, seed_at = root / "run" / "run.signed", f"{lab.addr('p1')}:{PORT}"
-                seed_flags = ("--data", str(root / "seed"), "--listen", f"0.0.0.0:{PORT}", "--announce", seed_at)
-                relay = ("--manifest", str(signed), "--relay-rate", "20MB")
-                await children.start("seed", lab.exec("p1", *python("plnode", "seed", *seed_flags, *relay, "--json", "--exit-with-stdin")))
+                swarm = Swarm(lab, children, root, signed)
+                await swarm.seed("p1", "--relay-rate", "20MB")
                 hosts = [f"p{number}" for number in range(2, 2 + NODES - behind)] + [f"h{number}" for number in range(1, 1 + behind)]
                 began = time.monotonic()
-                nodes = [
-                    await children.start(host, lab.exec(host, *python("plnode", "join", *_join(root, host, signed, seed_at))))
-                    for host in hosts
-                ]
+                nodes = [await swarm.node(host) for host in hosts]
                 return await _watch(nodes, plan, began)
     finally:
         shutil.rmtree(root, ignore_errors=True)
-
-
-def _set(plan: HomesPlan) -> list[str]:
-    chosen = (*plan.settings, f"steps={plan.steps}", "snapshot.every=1000")
-    return [word for setting in chosen for word in ("--set", setting)]
-
-
-def _join(root: Path, host: str, signed: Path, seed: str) -> list[str]:
-    return [
-        "--data", str(root / host), "--listen", f"0.0.0.0:{PORT}", "--seeds", seed, "--manifest", str(signed), "--name", host,
-        "--json", "--exit-with-stdin",
-    ]  # fmt: skip
 
 
 async def _watch(nodes: Sequence[Child], plan: HomesPlan, began: float) -> Measured:
