@@ -120,12 +120,12 @@ class Trainers:
 
 
 @asynccontextmanager
-async def open_trainers(swarm: Swarm, seeds: Sequence[str], homes: Sequence[str], *relay: str) -> AsyncIterator[Trainers]:
-    """All of them started at once, for an interpreter with torch takes seconds; killed when the block is left."""
+async def open_trainers(swarm: Swarm, homes: Sequence[str], *relay: str) -> AsyncIterator[Trainers]:
+    """All of them started at once, for an interpreter with torch takes seconds; killed when the block is left.  `relay`: for seeds."""
     async with trio.open_nursery() as nursery:
         made = Trainers(swarm, [], [], nursery)
         try:
-            for host in seeds:
+            for host in swarm.seeds:
                 await made.seed(host, *relay)
             made.nodes.extend([_follow(nursery, host, await swarm.node(host)) for host in homes])
             yield made

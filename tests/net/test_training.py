@@ -13,7 +13,8 @@ once a relay is there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def check(made: Trainers) -> None:
     assert all(step["loss"] is not None for step in last.of("StepDone")), "a loss that is not finite is written as none"
 
 
-async def steps(made: Trainers, kinds: frozenset[str], after: tuple[int, int] = (0, 0)) -> None:
+async def steps(made: Trainers, kinds: frozenset[str], after: Sequence[int] = (0, 0)) -> None:
     """Both nodes do their steps over such paths to each other; a relay is one of ours."""
 
     async def one(node: Followed, other: Followed, since: int) -> None:
@@ -77,6 +78,20 @@ async def steps(made: Trainers, kinds: frozenset[str], after: tuple[int, int] = 
     async with trio.open_nursery() as nursery:
         for node, other, since in zip(made.nodes, reversed(made.nodes), after, strict=True):
             nursery.start_soon(one, node, other, since)
+
+
+@asynccontextmanager
+async def row(lab: Lab, signed: Path, root: Path, one: str, other: str, *relay: str) -> AsyncIterator[Trainers]:
+    """The processes of a row; what holds in every row is checked at its end."""
+    with trio.fail_after(ROW_S):
+        async with open_children() as children, open_trainers(Swarm(lab, children, root, signed, SEEDS), (one, other), *relay) as made:
+            yield made
+            check(made)
+
+
+def here(made: Trainers) -> tuple[int, ...]:
+    """How many events each has told so far."""
+    return tuple(len(node.events) for node in made.nodes)
 
 
 def figures(made: Trainers, kinds: frozenset[str], row: str) -> None:
@@ -107,8 +122,56 @@ async def told(node: Followed, text: str, within_s: float) -> dict[str, Any]:
 async def test_stages_train_over_the_direct_path_that_their_routers_allow(
     world: Lab, signed: Path, tmp_path: Path, one: str, other: str, kinds: frozenset[str], request: pytest.FixtureRequest
 ) -> None:
-    with trio.fail_after(ROW_S):
-        async with open_children() as children, open_trainers(Swarm(world, children, tmp_path, signed, SEEDS), SEEDS, (one, other)) as made:
-            await steps(made, kinds)
-            check(made)
-            figures(made, kinds, request.node.name)
+    async with row(world, signed, tmp_path, one, other) as made:
+        await steps(made, kinds)
+        figures(made, kinds, request.node.name)
+
+
+async def test_stages_train_over_a_punched_path_on_lines_that_lose(lossy: Lab, signed: Path, tmp_path: Path) -> None:
+    async with row(lossy, signed, tmp_path, "h1", "h2") as made:
+        await steps(made, PUNCHED)
+        figures(made, PUNCHED, "cone/cone, 5 % loss")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [pytest.param(CONE, SYMMETRIC, id="cone/symmetric"), pytest.param(SYMMETRIC, SYMMETRIC_2, id="symmetric/symmetric")]
+)
+async def test_nat_3_a_symmetric_router_trains_through_a_relay_and_its_owner_is_told_why(
+    world: Lab, signed: Path, tmp_path: Path, one: str, other: str, request: pytest.FixtureRequest
+) -> None:
+    """The steps that count are those after the verdict: until then nobody could know that the relay is for good."""
+    async with row(world, signed, tmp_path, one, other) as made:
+        status = await told(made.nodes[1], SYMMETRIC_TOLD, VERDICT_S)
+        assert status["access"] == "relayed"
+        await steps(made, RELAYED, here(made))
+        figures(made, RELAYED, f"{request.node.name}: told {status['after']:.1f} s")
+
+
+async def test_routers_that_answer_strangers_refuse_the_punch_and_the_stages_train_through_a_relay(
+    lossy: Lab, signed: Path, tmp_path: Path
+) -> None:
+    for number in (1, 2):
+        lossy.answer_strangers(number)
+    async with row(lossy, signed, tmp_path, "h1", "h2") as made:
+        with trio.fail_after(VERDICT_S):
+            refused = await made.nodes[0].until(lambda event: event["kind"] == "Notice" and "stays relayed" in event["text"])
+        await steps(made, RELAYED, here(made))
+        figures(made, RELAYED, f"routers that answer: {refused['text']!r} {refused['after']:.1f} s")
+
+
+async def test_nat_1_two_homes_without_a_relay_are_told_so_train_nothing_and_begin_once_one_relays(
+    world: Lab, signed: Path, tmp_path: Path
+) -> None:
+    """The seeds relay nothing at first; then one of them is started again as one that does."""
+    async with row(world, signed, tmp_path, SYMMETRIC, SYMMETRIC_2, "--relay", "off") as made:
+        for node in made.nodes:
+            status = await told(node, "no relay is known", UNREACHABLE_S)
+            assert status["access"] == "unreachable" and SYMMETRIC_TOLD in status["access_reason"]
+            assert status["state"] == "waiting" and "stage" in status["waiting_for"]
+            note(f"no relay, {node.host}: {status['after']:.1f} s: {status['waiting_for']}")
+        assert not any(node.of("RunStarted") or node.of("StepDone") for node in made.nodes)
+        await made.seeds[1].child.end()
+        seed = await made.seed(SEEDS[1], "--relay", "on")
+        await steps(made, RELAYED)
+        begun = max(node.of("StepDone")[0]["after"] for node in made.nodes) - (seed.began - made.nodes[1].began)
+        note(f"no relay, then one: first step {begun:.1f} s after its start")
