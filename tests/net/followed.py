@@ -7,6 +7,7 @@ says the same once more: what is read from it at the end holds for these steps.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -77,6 +78,11 @@ class Followed:
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["kind"] == kind]
+
+    def tale(self) -> str:
+        """What it told but for its statuses, and the last of them, for who reads why a test failed."""
+        told = [event for event in self.events if event["kind"] != "NodeStatus"] + self.of("NodeStatus")[-1:]
+        return "\n  ".join([f"{self.host}, {time.monotonic() - self.began:.1f} s after its start:", *map(json.dumps, told)])
 
     @property
     def peer_id(self) -> str:

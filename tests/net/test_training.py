@@ -85,8 +85,13 @@ async def row(lab: Lab, signed: Path, root: Path, one: str, other: str, *relay: 
     """The processes of a row; what holds in every row is checked at its end."""
     with trio.fail_after(ROW_S):
         async with open_children() as children, open_trainers(Swarm(lab, children, root, signed, SEEDS), (one, other), *relay) as made:
-            yield made
-            check(made)
+            try:
+                yield made
+                check(made)
+            except BaseException:
+                for node in (*made.seeds, *made.nodes):
+                    note(node.tale())
+                raise
 
 
 def here(made: Trainers) -> tuple[int, ...]:
