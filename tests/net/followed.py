@@ -80,8 +80,9 @@ class Followed:
         return [event for event in self.events if event["kind"] == kind]
 
     def tale(self) -> str:
-        """What it told but for its statuses, and the last of them, for who reads why a test failed."""
-        told = [event for event in self.events if event["kind"] != "NodeStatus"] + self.of("NodeStatus")[-1:]
+        """What it told, of its statuses and steps the last one, for who reads why a test failed."""
+        many = ("NodeStatus", "StepDone")
+        told = [event for event in self.events if event["kind"] not in many] + [self.of(kind)[-1] for kind in many if self.of(kind)]
         return "\n  ".join([f"{self.host}, {time.monotonic() - self.began:.1f} s after its start:", *map(json.dumps, told)])
 
     @property
