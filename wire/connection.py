@@ -18,6 +18,7 @@ from .events import Event, Kind, SessionClosed, Writable
 from .flow import MESSAGE_OVERHEAD_BYTES, SendWindow
 from .limits import Limits
 from .messages import SessionHello
+from .presence import Presence
 from .remembered import RememberedWindows
 from .replies import GOAWAY, GOAWAY_HEAD, Replies
 from .rtt import RttMeter
@@ -72,10 +73,9 @@ class Connection:
     __slots__ = (
         "_kept_bytes", "_message_most", "_queue_most",
         "blocked", "bytes_in", "bytes_out", "chunk_streams", "drain_until", "end", "events", "forgotten_chunks",
-        "goaway_received", "goaway_sent", "hello", "inbound_live", "initiator", "last_in", "limits", "message_streams",
-        "next_own", "next_peer",
-        "outbound_live", "pending", "recv", "replies", "rtt", "scheduler", "send", "state", "streams", "sure_bytes", "violation",
-        "windows",
+        "goaway_received", "goaway_sent", "heard_at", "hello", "inbound_live", "initiator", "lane_since", "last_in", "limits",
+        "message_streams", "next_own", "next_peer", "outbound_live", "pending", "presence", "recv", "replies", "rtt", "scheduler",
+        "send", "state", "streams", "sure_bytes", "violation", "windows",
     )  # fmt: skip
 
     def __init__(
@@ -115,7 +115,9 @@ class Connection:
         self.scheduler: Scheduler[Stream] = Scheduler(limits)
         self.events: list[Event] = []
         self.hello: SessionHello | None = None  # the peer's newest
-        self.last_in = now
+        self.last_in = self.heard_at = now  # whole records, bytes
+        self.presence = Presence(self, now)
+        self.lane_since: float | None = None  # None: it is no lane
         self.goaway_sent = False
         self.goaway_received = False
         self.end: WireError | None = None  # why it drains, for whoever is still waiting at the end

@@ -93,6 +93,9 @@ class Limits:
     dead_after_s: float = 10.0  # or dead_after_rtts, whichever is longer, with two pings open
     dead_after_rtts: float = 8.0
     ping_open_max: int = 2
+    quiet_ping_s: float = 2.0  # of silence while channels exist; or quiet_ping_rtts, whichever is longer
+    quiet_ping_rtts: float = 4.0
+    quiet_dead_s: float = 8.0  # of silence on a connection and all its lanes (timers.py); leaves 7 s of the 15 for dialling again
     rtt_samples: int = 64
     write_stalled_s: float = 30.0
     idle_connection_s: float = 300.0
@@ -320,6 +323,8 @@ _NESTED: tuple[tuple[str, str], ...] = (
     ("lanes_start_bbr", "lanes_start"),
     ("resume_closed_s", "resume_silent_s"),
     ("ping_interval_s", "dead_after_s"),
+    ("quiet_ping_s", "quiet_dead_s"),
+    ("quiet_dead_s", "dead_after_s"),
     ("half_open_per_ip", "half_open_max"),
     ("peer_record_interval_s", "peer_record_renew_s"),
     ("seed_retry_min_s", "seed_retry_max_s"),

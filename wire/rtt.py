@@ -102,6 +102,11 @@ class RttMeter:
         last = len(ordered) - 1
         return Rtt(self.count, self._samples[-1], self._minima[0][1], self._ewma, ordered[last // 2], ordered[round(last * 0.99)])
 
+    @property
+    def ewma_s(self) -> float:
+        """Smoothed round trip in seconds; 0 before the first answer."""
+        return self._ewma
+
     def minimum_s(self, now: float) -> float | None:
         """The least round trip of the last 60 s; None if there was none."""
         oldest = now - MIN_KEPT_S

@@ -100,7 +100,8 @@ class Session(StreamCalls):
         conn = self._conn
         if conn.state is ConnectionState.CLOSED:
             return len(data)
-        conn.windows.now = now
+        conn.windows.now = conn.heard_at = now
+        conn.presence.heard(now, conn.lane_since)
         try:
             used = self._in.receive(data, now)
         except WireError as error:
@@ -219,6 +220,16 @@ class Session(StreamCalls):
         """Queue a PING; `RttMeasured` follows."""
         self._alive()
         self._timers.ping(now)
+
+    def join(self, control: Session, now: float) -> None:
+        """This connection is a lane of that one: what comes over either shows that the peer is there."""
+        conn = self._conn
+        conn.presence, conn.lane_since = control._conn.presence, now
+        conn.presence.lanes.append(conn)
+
+    def leave(self) -> None:
+        """This lane has ended."""
+        self._conn.presence.lanes.remove(self._conn)
 
     @property
     def rtt(self) -> Rtt | None:

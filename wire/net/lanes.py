@@ -104,6 +104,7 @@ class Lanes:
     def _add(self, link: Link, number: int) -> None:
         link.lane = number
         link.home = self.control
+        link.session.join(self.control.session, trio.current_time())
         link.taken = True
         self.links.append(link)
         self._run(link)
@@ -111,6 +112,7 @@ class Lanes:
 
     def ended(self, link: Link) -> None:
         self.links.remove(link)
+        link.session.leave()
         self._pinged.pop(link, None)
         since = self._dialled.pop(link, None)
         if self.control.error is None:

@@ -3,8 +3,10 @@
 Each segment crosses the sender's line, the distance and the receiver's line, and is acknowledged after the way back (packets
 without payload are not queued: they are a few per cent of the bytes).  Three fates differ from that:
 
-* **Lost** at random or in a full queue: it is found out a round trip later and the segment goes again.  What arrived behind it
-  waits in the receiver's kernel, which is what one loss costs a connection, but counts as arrived for the window (RFC 2018).
+* **Lost** at random or in a full queue: by what arrives behind it that is found out a round trip later, and its lost packet goes
+  again.  If nothing is behind it, or the repeated packet is lost, too, only the retransmission timeout tells, which doubles each time
+  (RFC 6298): rare bad luck that lasts seconds.  What arrived behind it waits in the receiver's kernel, which is what one loss costs a
+  connection, but counts as arrived for the window (RFC 2018).
 * **Silence** (a cut line, a partition, a dead host): nothing comes back at all.  One segment goes again after the
   retransmission timeout, which doubles (RFC 6298); when it is answered all others follow.  A closed connection gives up.
 * **Nobody there**: the host runs, but knows no such connection (restarted, or closed).  It answers with RST.
@@ -33,7 +35,7 @@ UNSENT_S = 0.001
 
 
 class Segment:
-    __slots__ = ("data", "fin", "here", "rst", "sent_at", "size")
+    __slots__ = ("data", "fin", "here", "losses", "rst", "sent_at", "size", "timeouts")
 
     def __init__(self, data: memoryview, *, fin: bool = False, rst: bool = False) -> None:
         self.data = data
@@ -42,6 +44,7 @@ class Segment:
         self.rst = rst
         self.sent_at = 0.0
         self.here = False
+        self.losses = self.timeouts = 0
 
 
 EMPTY = memoryview(b"")
@@ -181,7 +184,8 @@ class Flow:
             return
         # A repeated segment must not be overtaken by its own loss: the order of a connection is kept on the way.
         self._there_at = max(self._there_at, self.net.now + self.net.delay(self.near.host, self.far.host))
-        if segment.size and self._passes < 1 and self.net.rng.random() > self._passes ** (segment.size / PACKET_BYTES):
+        packets = 1 if segment.losses else max(1, segment.size / PACKET_BYTES)  # of a repeated segment the lost one counts
+        if segment.size and self._passes < 1 and self.net.rng.random() > self._passes**packets:
             self._lost(segment)
         else:
             self.net.at(self._there_at, self._came_down, segment)
@@ -193,8 +197,14 @@ class Flow:
     def _lost(self, segment: Segment) -> None:
         self.net.losses += 1
         self.net.note("lost", self.near.number, segment.size)
-        if not segment.rst:
-            self.net.after(max(self.congestion.rtt_s, 0.0002), self._repeat, segment)
+        if segment.rst:
+            return
+        segment.losses += 1
+        found_s = max(self.congestion.rtt_s, 0.0002)
+        if segment.losses > 1 or self.under_way == segment.size:
+            found_s = min((found_s + RTO_LEAST_S) * 2**segment.timeouts, RTO_MOST_S)
+            segment.timeouts += 1
+        self.net.after(found_s, self._repeat, segment)
 
     def _repeat(self, segment: Segment) -> None:
         if not self.over and not segment.here:

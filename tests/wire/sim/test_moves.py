@@ -15,7 +15,7 @@ from wire.messages import Want
 from wire.net import Net, NetworkChanged, NotListening
 from wire.net.moved import Moved
 from wire.net.wanted import Then, after
-from wire.sim import Internet, Link
+from wire.sim import Internet, Link, Nat, seed_tasks
 
 Clock = trio.testing.MockClock
 LINE = Link(0.02, 0.002, 100e6, 100e6, 0.0005)
@@ -66,6 +66,38 @@ async def test_nat_8_a_host_whose_own_address_vanishes_goes_on_within_5_s(seed: 
         (change,) = (event for event in seen if isinstance(event, NetworkChanged))
         assert change == NetworkChanged((f"10.0.1.{who}",), (f"10.0.0.{who + 1}",))
         assert any(isinstance(event, NotListening) for event in seen), "nobody listens on an address that is gone"
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_nat_8_a_router_whose_outside_address_changes_in_silence_costs_at_most_15_s(seed: int, autojump_clock: Clock) -> None:
+    seed_tasks(seed)
+    net = Internet(seed)
+    nat = Nat("cone", "10.0.0.9")
+    inside, outside = net.host("192.168.1.2", link=LINE, nat=nat, congestion="cubic"), net.host("10.0.0.2", link=LINE, congestion="cubic")
+    async with net.running(), member(inside) as a, member(outside) as b:
+        b.serve_channel("t")
+        peer = await a.dial(b.addresses[0])
+        await until(lambda: b.peer(a.peer_id) is not None)
+        back = b.peer(a.peer_id)
+        assert back is not None
+        s = Swarm(net, (inside, outside), a, b, peer, back)
+        lanes: set[object] = set()  # over which something may have come
+        lost: set[object] = set()
+
+        async def watch() -> None:
+            while True:
+                now = {link for link in back.all_links if link.lane}
+                lost.update(lanes - now)
+                lanes.update(now)
+                await trio.sleep(0.02)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            took_s = await move_in_mid_transfer(s, lambda: net.change_outside(nat, "10.0.0.10"), seed / 50)
+            nursery.cancel_scope.cancel()
+        assert took_s <= 15, took_s
+        assert s.complete() and a.peers() == (peer,) and b.peers() == (back,)
+        assert twice(s) <= len(lost) <= 2 * DEFAULT_LIMITS.lanes_start, "one chunk a lane that was lost"
 
 
 async def test_nat_8_without_the_look_at_the_interfaces_silence_has_to_do(autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
