@@ -214,13 +214,11 @@ class _Climb:
 
     async def _settled(self) -> None:
         """Until no lane carries a stream of the last rung: the next one's would be placed beside it."""
-        with trio.move_on_after(SETTLE_S):
-            while self._busy():
-                await trio.sleep(POINT_S)
-
-    def _busy(self) -> bool:
-        lanes = self._peer.lanes
-        return lanes is not None and any(link.ends for link in lanes.usable())
+        for _ in range(round(SETTLE_S / POINT_S)):
+            lanes = self._peer.lanes
+            if lanes is None or not any(link.ends for link in lanes.usable()):
+                return
+            await trio.sleep(POINT_S)
 
     async def _pulse(self) -> _Point:
         self._number += 1
