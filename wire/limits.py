@@ -206,6 +206,8 @@ class Limits:
 
     # Measuring (perf/1)
     perf_seconds_max: float = 15.0  # a direction; 10 s leave slow start behind, and nobody else may measure meanwhile
+    perf_bytes_max: int = 16 * 1024 * MIB  # a direction: 10 Gbit/s for 13 s; below that, the time is what ends it
+    perf_lanes_bytes: int = 2 * 1024 * MIB  # that we let go both ways over all numbers of lanes; 2 s each at a gigabit
     perf_grace_s: float = 5.0  # for what was under way when a direction's time was over, and for control messages
     perf_peer_interval_s: float = 60.0  # one measurement of a peer in so long: at most half of a line's idle share
     perf_pulses_per_s: float = 20.0  # round trips within a measurement; ours are 5 a second

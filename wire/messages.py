@@ -264,18 +264,23 @@ class LaneAsk:
 @message(32, extensible=True)
 @dataclass(frozen=True, slots=True)
 class PerfAsk:
-    """`perf/1`, first message of the control stream: may we measure for `millis` a direction?"""
+    """`perf/1`, first message of the control stream: may we measure for `millis` a direction?
+
+    `lanes`: over one stream, then over two at once, and so on up to so many.  Whoever does not know the field measures over one.
+    """
 
     millis: Annotated[int, Range(100, int(_L.perf_seconds_max * 1000))]
+    lanes: Annotated[int, Range(1, _L.lanes_max)] = 1
 
 
 @message(33, extensible=True)
 @dataclass(frozen=True, slots=True)
 class PerfAnswer:
-    """`perf/1`: OK, or why not and when to ask again."""
+    """`perf/1`: OK, or why not and when to ask again; over how many lanes at once it measures."""
 
     code: U16
     retry_ms: U32 = 0
+    lanes: U16 = 1
 
 
 @message(34, extensible=True)

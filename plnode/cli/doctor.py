@@ -33,14 +33,20 @@ _SPINNER = "|/-\\"
 @click.command("doctor")
 @click.option("--manifest", "manifest_file", required=True, metavar="FILE", type=Path, help="The signed run file.")
 @click.option("--quick", is_flag=True, help="Measure no line to other members.")
-@click.option("--seconds", type=click.FloatRange(0.1, 15), default=3.0, show_default=True, help="Time for each direction of a line.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.1, 15),
+    default=3.0,
+    show_default=True,
+    help="Time for each direction of a line and number of lanes; a direction takes 15 s at most.",
+)
 @node_options(computes=True, json_help="All checks as one JSON object on stdout.")
 def command(manifest_file: Path, quick: bool, seconds: float, as_json: bool, **flags: Any) -> int:
     """Tell whether this machine can take part in a run, and as what: a line for each check, with what to do about it.
 
     Give it the flags that `plnode join` will get. It connects to the seeds as the node would, has others dial this machine back, and
-    measures the line to up to three members; half a minute, a minute with lines. If a node runs on the data folder already, it is
-    asked instead. Nothing stays changed. --data is optional here: without it this folder is looked at.
+    measures the line to up to three members over 1 to 4 lanes; half a minute, up to two and a half with lines. If a node runs on the
+    data folder already, it is asked instead. Nothing stays changed. --data is optional here: without it this folder is looked at.
 
     \b
     Examples:

@@ -13,16 +13,17 @@ So "bad" is not the worst of a scale but a statement: what merely costs speed is
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
-from plnode.doctor.facts import Device, Disk, Line, Network, SeedSeen, Versions
+from plnode.doctor.facts import Device, Disk, Network, SeedSeen, Versions
 from plnode.observe.lines import quantity, short_id
 from wire.limits import DEFAULT_LIMITS
 
 __all__ = [
-    "Check", "Verdict", "bandwidth", "clock", "congestion", "descriptors", "device", "disk", "listening", "reachability", "relaying",
+    "Check", "Verdict", "clock", "congestion", "descriptors", "device", "disk", "listening", "reachability", "relaying",
     "seeds", "versions",
 ]  # fmt: skip
 
@@ -32,7 +33,6 @@ CLOCK_BAD_S = DEFAULT_LIMITS.expiry_grace_s  # beyond it signed records count as
 CLOCK_WARN_S = DEFAULT_LIMITS.clock_warn_s
 CLOCK_PEERS = DEFAULT_LIMITS.clock_peers_min
 DESCRIPTORS_LEAST = 128  # a data folder, torch's files and a few dozen connections
-SLOW_BYTES_PER_S = 1e6 / 8  # below a megabit even small tensors take seconds
 
 
 class Verdict(StrEnum):
@@ -52,6 +52,8 @@ class Check:
     verdict: Verdict
     found: str
     fix: str = ""
+    measured: Mapping[str, Any] | None = None
+    """Figures for a program, where there are any that `found` only words."""
 
 
 def versions(facts: Versions) -> Check:
@@ -214,26 +216,3 @@ def _seed(seed: SeedSeen, alone: bool) -> Check:
     fix = "is the address right, does this network let connections out, and is the seed running? Its owner knows"
     found = f"{seed.state}: {seed.reason}" if seed.reason else f"{seed.state}: no answer yet"
     return Check(name, Verdict.BAD if alone else Verdict.WARNING, found, fix)
-
-
-def bandwidth(line: Line, bytes_per_token: float) -> Check:
-    """`bytes_per_token`: the most that a stage of the run sends on for one token, 0 if it sends nothing."""
-    name = f"line to {short_id(line.peer_id)}"
-    if line.refused:
-        return Check(name, Verdict.SKIPPED, line.refused)
-    rtt = "not known" if line.rtt_s is None else f"{line.rtt_s * 1000:.3g} ms"
-    both = " and ".join(f"{_mbit(rate)} {way}" for rate, way in ((line.up_bytes_per_s, "up"), (line.down_bytes_per_s, "down")))
-    over = f"over {line.lanes} lane(s)" if line.lanes else "over one connection"
-    found = f"{line.path} {over}{f' of {line.congestion}' if line.congestion else ''}, round trip {rtt}, {both}"
-    rates = [rate for rate in (line.up_bytes_per_s, line.down_bytes_per_s) if rate is not None]
-    if len(rates) < 2:
-        return Check(name, Verdict.WARNING, found, "too little came through: is something else using the line?")
-    if bytes_per_token:
-        found += f"; enough for {quantity(float(f'{min(rates) / bytes_per_token:.3g}'))} tokens/s"
-    if min(rates) < SLOW_BYTES_PER_S:
-        return Check(name, Verdict.WARNING, found, "slower than a megabit a second: the pipeline waits for this node")
-    return Check(name, Verdict.OK, found)
-
-
-def _mbit(rate: float | None) -> str:
-    return "not known" if rate is None else f"{rate * 8 / 1e6:.3g} Mbit/s"

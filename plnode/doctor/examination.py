@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from plnode.doctor import checks as c
 from plnode.doctor.checks import Check
 from plnode.doctor.facts import Network
+from plnode.doctor.lines import bandwidth
 from plnode.doctor.machine import look_at_machine
 from plnode.doctor.report import Conclusion, conclude
 from plnode.doctor.stages import Fit, Need, fits, largest, memory
@@ -83,7 +84,7 @@ class Visit:
         return found, conclude(found, stages, "direct" if facts.scope != "internet" else facts.access)
 
     async def alone(self, identity: Identity, seeds: SeedList | None, seconds: float) -> tuple[list[Check], Conclusion]:
-        """The whole visit.  `seconds`: for each direction of a line, 0 to leave lines out."""
+        """The whole visit.  `seconds`: for each direction and number of lanes, 0 to leave lines out."""
         found, stages = self.machine(None)
         async with entered(self.settings, identity, self.signed.run_id, seeds) as surroundings:
             facts = await surroundings.look(self.waiting)
@@ -93,7 +94,7 @@ class Visit:
                 per_token = _bytes_per_token(plan_run(self.signed.manifest).stages)
                 async with aclosing(lines_to_peers(surroundings.net, seconds, self.waiting)) as lines:
                     async for line in lines:
-                        found += self._all([c.bandwidth(line, per_token)])
+                        found += self._all([bandwidth(line, per_token)])
                         measured += 1
             if not measured:
                 why = "no node that trains in this run is connected" if seconds else "left out (--quick)"

@@ -116,17 +116,34 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OverLanes:
+    """The rates over so many lanes at once.  Bytes a second; None if too little came to say, or it was not measured."""
+
+    lanes: int
+    up_bytes_per_s: float | None
+    down_bytes_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """The line to one member of the run.  Bytes a second; None if too little came to say."""
+    """The line to one member of the run, with the number of lanes that is best.  Bytes a second; None if too little came to say."""
 
     peer_id: str
     path: str
     congestion: str
     """Congestion control; "" if it is not known."""
     lanes: int
-    """Bulk connections beside the control connection, at most, while it was measured; 0: that one carried everything."""
+    """The best number of bulk connections beside the control connection; 0: that one carried everything."""
     rtt_s: float | None
     up_bytes_per_s: float | None
     down_bytes_per_s: float | None
     refused: str
     """Why it was not measured; "" if it was."""
+    over: tuple[OverLanes, ...] = ()
+    """All that was measured, from one lane on."""
+    ended: str = ""
+    """Why not over more; "" if over all that there are to be."""
+    missing: int = 0
+    """How many of the lanes that there were to be could not be had."""
+    one_only: bool = False
+    """The peer measures over one lane and has more."""

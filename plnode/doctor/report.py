@@ -69,10 +69,18 @@ def lines(check: Check) -> list[str]:
 def document(checks: Sequence[Check], conclusion: Conclusion) -> dict[str, Any]:
     """For a program."""
     return {
-        "checks": [{**asdict(check), "verdict": str(check.verdict)} for check in checks],
+        "checks": [_entry(check) for check in checks],
         "can_take_part": conclusion.can,
         "stages": list(conclusion.stages),
         "how": conclusion.how,
         "conclusion": conclusion.text,
         "exit_code": int(conclusion.exit_code),
     }
+
+
+def _entry(check: Check) -> dict[str, Any]:
+    """`measured` only where something was."""
+    entry = {**asdict(check), "verdict": str(check.verdict)}
+    if check.measured is None:
+        del entry["measured"]
+    return entry

@@ -7,7 +7,9 @@ How long to wait is the question here.  A seed answers within a second, but its 
 others reach us take a dial-back from each of three networks, and a relay is looked for after those.  So it is waited until everything
 that could still get better has been heard, at most `WAIT_S`; and when no seed answers and nobody is there, only `HOPELESS_S`.
 
-The line is measured with perf/1, once a minute and peer, each direction on one stream: so over one lane, how many there are besides.
+A line is measured with perf/1, once a minute and peer, over 1, 2, 3 and 4 lanes: which number is best there is a property of the way
+(wire/net/perflanes.py).  So this net wants four lanes from the start, unlike a node's.  Nobody is to be hurt by a visit: seconds and
+bytes are bounded for each peer there, and for all lines together by `LINES_S` here, whatever a peer does.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Any
 
 import trio
 
-from plnode.doctor.facts import Line, Network, PeerSeen, SeedSeen
+from plnode.doctor.facts import Line, Network, OverLanes, PeerSeen, SeedSeen
 from plnode.exits import BadInput
 from plnode.observe.status import NodeAbsent, ask
 from plnode.settings import Settings
@@ -31,7 +33,8 @@ from wire.identity import Identity
 from wire.limits import DEFAULT_LIMITS
 from wire.net import BindFailed, Net, Peer, PeerStatus, RelayOffer, SeedList, SeedStatus, TcpTransport, Transport, open_net
 from wire.net.listen import bind_all
-from wire.net.perf import Progress, measure
+from wire.net.perf import Progress
+from wire.net.perflanes import Ladder, best, measure_lanes
 from wire.reachability import Reach
 
 __all__ = ["Surroundings", "entered", "lines_to_peers", "settled", "told_by_node"]
@@ -43,7 +46,15 @@ DIALLED_BACK_S = DEFAULT_LIMITS.reach_dial_s + 1.0  # the first checker has give
 LOOK_S = 0.1
 MEMBERS = 8  # enough for three checkers and three lines, few enough to be nobody's burden
 LINES = 3
-_LIMITS = replace(DEFAULT_LIMITS, ping_interval_s=1.0)  # round trips and clocks are what we came for; usually silence is enough
+LINES_S = 120.0  # for all of them: three of 24 s at the usual 3 s, with lanes to dial and tails to wait for
+LINE_LEAST_S = 5.0  # less is left: another one would only be begun
+LANES = DEFAULT_LIMITS.lanes_max
+_LIMITS = replace(
+    DEFAULT_LIMITS,
+    ping_interval_s=1.0,  # round trips and clocks are what we came for; usually silence is enough
+    lanes_start=LANES,
+    lanes_start_bbr=LANES,
+)
 
 _REFUSALS = {
     Code.REFUSED: "it measures with somebody else",
@@ -193,41 +204,71 @@ async def entered(
         yield Surroundings(net, settings, not_bound)
 
 
-async def lines_to_peers(net: Net, seconds: float, waiting: Callable[[str], None]) -> AsyncGenerator[Line, None]:
-    """The line to up to three members that answer perf/1, one after the other: together they would share ours."""
-    found = 0
+async def lines_to_peers(
+    net: Net, seconds: float, waiting: Callable[[str], None], *, most_time_s: float = LINES_S
+) -> AsyncGenerator[Line, None]:
+    """The line to up to three members that answer perf/1, one after the other: together they would share ours.
+
+    One for which no time is left is a line as well, which says so.
+    """
+    found, ends = 0, trio.current_time() + most_time_s
     for peer in net.peers():
         if found < LINES and not peer.guest:
             waiting(f"measuring the line to {peer.peer_id.short}")
-            line = await _line(peer, seconds, waiting)
+            line = await _line(peer, seconds, waiting, ends - trio.current_time())
             if line is not None:
                 found += 1
                 yield line
 
 
-async def _line(peer: Peer, seconds: float, waiting: Callable[[str], None]) -> Line | None:
+async def _line(peer: Peer, seconds: float, waiting: Callable[[str], None], left_s: float) -> Line | None:
     """None if the peer does not offer it: a seed."""
-    peer_id, path, refused, measured, lanes = str(peer.peer_id), str(peer.path), "", None, 0
+    peer_id, path, refused, measured = str(peer.peer_id), str(peer.path), "", None
 
     def progress(now: Progress) -> None:
-        nonlocal lanes
-        lanes = max(lanes, 0 if peer.lanes is None else len(peer.lanes.usable()))
         waiting(f"measuring the line to {peer.peer_id.short}: {now.what}, {now.elapsed_s:.0f} of {now.total_s:.0f} s")
 
-    try:
-        measured = await measure(peer, seconds=seconds, progress=progress)
-    except WireError as error:
-        if error.code is Code.PROTOCOL_UNKNOWN:
-            return None
-        again = f"; again in {error.retry_after:.0f} s" if error.retry_after else ""
-        refused = f"not measured: {_REFUSALS.get(Code(error.code), str(error))}{again}"
+    if left_s < LINE_LEAST_S:
+        refused = "not measured: the time for all lines was over"
+    else:
+        try:
+            measured = await measure_lanes(peer, lanes=LANES, seconds=seconds, most_time_s=left_s, progress=progress)
+        except WireError as error:
+            if error.code is Code.PROTOCOL_UNKNOWN:
+                return None
+            again = f"; again in {error.retry_after:.0f} s" if error.retry_after else ""
+            refused = f"not measured: {_REFUSALS.get(Code(error.code), str(error))}{again}"
+    congestion = peer.stats.congestion or ""
+    if measured is None:
+        return Line(
+            peer_id=peer_id, path=path, congestion=congestion, lanes=0, rtt_s=None, up_bytes_per_s=None, down_bytes_per_s=None,
+            refused=refused,
+        )  # fmt: skip
+    return line_of(measured, peer_id, path, congestion)
+
+
+def line_of(measured: Ladder, peer_id: str, path: str, congestion: str) -> Line:
+    """The facts of a measurement; its `rungs` are not empty."""
+    over = tuple(
+        OverLanes(
+            lanes=rung.lanes,
+            up_bytes_per_s=rung.up.bytes_per_s,
+            down_bytes_per_s=None if rung.down is None else rung.down.bytes_per_s,
+        )
+        for rung in measured.rungs
+    )
+    chosen = over[measured.rungs.index(best(measured.rungs))]
     return Line(
         peer_id=peer_id,
         path=path,
-        congestion=peer.stats.congestion or "",
-        lanes=lanes,
-        rtt_s=None if measured is None else measured.rtt_idle_s,
-        up_bytes_per_s=None if measured is None else measured.up.steady_bytes_per_s,
-        down_bytes_per_s=None if measured is None else measured.down.steady_bytes_per_s,
-        refused=refused,
+        congestion=congestion,
+        lanes=chosen.lanes if measured.had else 0,
+        rtt_s=measured.rtt_idle_s,
+        up_bytes_per_s=chosen.up_bytes_per_s,
+        down_bytes_per_s=chosen.down_bytes_per_s,
+        refused="",
+        over=over,
+        ended=measured.ended,
+        missing=max(0, measured.wanted - measured.had),
+        one_only=measured.had > 1 and measured.served == 1,
     )

@@ -22,7 +22,8 @@ from wire.identity import PeerId
 from wire.limits import DEFAULT_LIMITS
 from wire.messages import PerfAnswer, PerfAsk, PerfPulse, PerfState, encode
 from wire.net.bytestream import ByteStream
-from wire.net.perf import BUFFER_BYTES, DOWN, UP, Measured, PerfService, measure
+from wire.net.perf import DOWN, UP, Measured, PerfService, measure
+from wire.net.perfbytes import BUFFER_BYTES
 from wire.net.stream import MessageStream
 from wire.tickets import ATTEMPTS_AHEAD, Tickets
 

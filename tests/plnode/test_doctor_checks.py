@@ -12,6 +12,7 @@ import pytest
 from plnode.doctor import checks as c
 from plnode.doctor.checks import Check, Verdict
 from plnode.doctor.facts import Device, Disk, Line, Machine, Network, PeerSeen, SeedSeen, Versions
+from plnode.doctor.lines import bandwidth
 from plnode.doctor.machine import look_at_disk
 from plnode.doctor.report import conclude, document, lines
 from plnode.doctor.stages import Fit, Need, fits, largest, memory
@@ -93,12 +94,12 @@ ROWS: list[tuple[Check, Verdict, str, str]] = [
     (c.clock([5.0, 6.0]), WARNING, "too few", "timedatectl"),
     (c.clock([-5.0, -6.0, -7.0]), WARNING, "6.00 s ahead of", "timedatectl"),
     (c.clock([400.0, 400.0, 401.0]), BAD, "400.00 s behind", "timedatectl"),
-    (c.bandwidth(LINE, 1000.0), OK, "16 Mbit/s up and 32 Mbit/s down; enough for 2 k tokens/s", ""),
-    (c.bandwidth(LINE, 0.0), OK, "direct over 2 lane(s) of bbr, round trip 20 ms", ""),
-    (c.bandwidth(changed(LINE, lanes=0, congestion=""), 0.0), OK, "direct over one connection, round trip", ""),
-    (c.bandwidth(changed(LINE, up_bytes_per_s=1e5), 1000.0), WARNING, "0.8 Mbit/s up", "slower than a megabit"),
-    (c.bandwidth(changed(LINE, down_bytes_per_s=None), 1000.0), WARNING, "not known down", "too little"),
-    (c.bandwidth(changed(LINE, refused="not measured: busy"), 1000.0), SKIPPED, "busy", ""),
+    (bandwidth(LINE, 1000.0), OK, "16 Mbit/s up and 32 Mbit/s down; enough for 2 k tokens/s", ""),
+    (bandwidth(LINE, 0.0), OK, "direct over 2 lane(s) of bbr, round trip 20 ms", ""),
+    (bandwidth(changed(LINE, lanes=0, congestion=""), 0.0), OK, "direct over one connection, round trip", ""),
+    (bandwidth(changed(LINE, up_bytes_per_s=1e5), 1000.0), WARNING, "0.8 Mbit/s up", "slower than a megabit"),
+    (bandwidth(changed(LINE, down_bytes_per_s=None), 1000.0), WARNING, "not known down", "too little"),
+    (bandwidth(changed(LINE, refused="not measured: busy"), 1000.0), SKIPPED, "busy", ""),
 ]  # fmt: skip
 
 

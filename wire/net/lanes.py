@@ -91,6 +91,11 @@ class Lanes:
     def usable(self) -> list[Link]:
         return [link for link in self.links if not link.draining]
 
+    @property
+    def target(self) -> int:
+        """How many there are to be, as far as this side has a say."""
+        return self._count.target
+
     # -- lanes come and go
 
     def adopt(self, link: Link) -> bool:

@@ -10,14 +10,18 @@ messages see, before and under load.  The bytes go over byte streams of class 4,
 measured rate is what a run leaves over.  A stream begins with one byte: we send (`UP`) or you send (`DOWN`).  Bytes are zeros;
 they are encrypted, so nothing on the way can make them smaller.
 
+Over lanes.  An ask may name up to four lanes: first one stream each way, then two at once, and so on (perflanes.py asks so).  All of
+it shares the time and the bytes of a single measurement, so that it costs the served side no more.
+
 What goes wrong and what holds it: a peer that measures for ever (each direction has a deadline on the served side), never reads
 (the same), ends in the middle (the control stream's end cancels its byte streams), floods pulses (counted), asks again and again
-(one in 60 s a peer), together with others (one at a time a node).  Memory is one fixed buffer a direction.  Guests are refused by
+(one in 60 s a peer), together with others (one at a time a node).  Memory is one fixed buffer a stream.  Guests are refused by
 the table of services.  Seeds for all runs do not serve it: whoever is connected to them is a guest, and they have no run to serve.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -31,6 +35,7 @@ from wire.messages import PerfAnswer, PerfAsk, PerfPulse, PerfState, decode, enc
 from wire.net.bytestream import ByteStream
 from wire.net.network import Net
 from wire.net.peer import Peer
+from wire.net.perfbytes import Allowance, Tally, count, pour, steady
 from wire.net.stream import MessageStream
 
 __all__ = ["PROTOCOL", "Measured", "PerfService", "Progress", "Rate", "measure", "serve_perf"]
@@ -38,33 +43,8 @@ __all__ = ["PROTOCOL", "Measured", "PerfService", "Progress", "Rate", "measure",
 PROTOCOL = "perf/1"
 CLASS = 4  # background
 UP, DOWN = b"U", b"D"
-BUFFER_BYTES = 256 * 1024  # the largest record
-SLOW_START_SHARE = 0.2  # 2 of 10 s: at 200 ms of round trip TCP has doubled ten times by then
 PULSE_EVERY_S = 0.2
 IDLE_PULSES = 10
-_ZEROS = memoryview(bytes(BUFFER_BYTES))
-
-
-@dataclass(slots=True)
-class Tally:
-    """What one direction has received, by second since its first byte."""
-
-    seconds: list[int] = field(default_factory=list)
-    first_at: float | None = None
-    last_at: float = 0.0
-    over: bool = False
-
-    def add(self, count: int, now: float) -> None:
-        if self.first_at is None:
-            self.first_at = now
-        self.last_at = now
-        at = int(now - self.first_at)
-        self.seconds.extend([0] * (at + 1 - len(self.seconds)))
-        self.seconds[at] += count
-
-    @property
-    def span_s(self) -> float:
-        return 0.0 if self.first_at is None else self.last_at - self.first_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +82,6 @@ class Progress:
     down_bytes_per_s: float
 
 
-def steady(seconds: tuple[int, ...], span_s: float) -> float | None:
-    """Bytes a second after the slow start; None for less than a tenth of a second."""
-    skip = int(span_s * SLOW_START_SHARE)
-    rest = span_s - skip
-    return sum(seconds[skip:]) / rest if rest >= 0.1 else None
-
-
 # -- the served side
 
 
@@ -118,9 +91,16 @@ class _Run:
 
     peer: Peer
     seconds: float
+    lanes: int
+    allowed: dict[bytes, Allowance]
     up: Tally = field(default_factory=Tally)
-    used: set[bytes] = field(default_factory=set)
+    used: Counter[bytes] = field(default_factory=Counter)  # streams so far, by direction
+    open: Counter[bytes] = field(default_factory=Counter)  # at this moment
     scopes: set[trio.CancelScope] = field(default_factory=set)
+
+    def may(self, way: bytes) -> bool:
+        """One stream, then two at once, ... up to `lanes`."""
+        return way in self.allowed and self.open[way] < self.lanes and self.used[way] < self.lanes * (self.lanes + 1) // 2
 
 
 class PerfService:
@@ -151,13 +131,17 @@ class PerfService:
         if refusal is not None:
             await stream.send(encode(refusal), fin=True)
             return
-        run = self._run = _Run(peer, ask.millis / 1000)
+        limits = self._limits
+        if ask.lanes > 1 and ask.lanes * ask.millis > limits.perf_seconds_max * 1000:
+            raise error_for(Code.PROTOCOL, detail=f"more than {limits.perf_seconds_max:g} s a direction over all lanes")
+        allowed = {way: Allowance(limits.perf_bytes_max) for way in (UP, DOWN)}
+        run = self._run = _Run(peer, ask.millis / 1000, ask.lanes, allowed)
         self._last[peer.peer_id] = trio.current_time()
-        total_s = self._total_s(run.seconds)
+        total_s = most_s(run.seconds, run.lanes, limits)
         try:
             with trio.move_on_after(total_s) as deadline:
-                await stream.send(encode(PerfAnswer(Code.OK)))
-                await self._pulses(stream, run, self._limits.perf_pulses_per_s * total_s)
+                await stream.send(encode(PerfAnswer(Code.OK, lanes=run.lanes)))
+                await self._pulses(stream, run, limits.perf_pulses_per_s * total_s)
             if deadline.cancelled_caught:
                 raise error_for(Code.TIMEOUT, detail=f"a measurement may take {total_s:g} s")
         finally:
@@ -165,15 +149,11 @@ class PerfService:
             for scope in run.scopes:
                 scope.cancel()
 
-    def _total_s(self, seconds: float) -> float:
-        """Both directions, one after the other, each with what is under way at its end."""
-        return 2 * (seconds + self._limits.perf_grace_s)
-
     def _refusal(self, peer_id: PeerId, now: float) -> PerfAnswer | None:
         interval_s = self._limits.perf_peer_interval_s
         self._last = {peer: at for peer, at in self._last.items() if now - at < interval_s}
         if self._run is not None:
-            return PerfAnswer(Code.REFUSED, int(self._total_s(self._run.seconds) * 1000))
+            return PerfAnswer(Code.REFUSED, int(most_s(self._run.seconds, self._run.lanes, self._limits) * 1000))
         if peer_id in self._last:
             return PerfAnswer(Code.RATE_LIMITED, int((self._last[peer_id] + interval_s - now) * 1000) + 1)
         return None
@@ -197,13 +177,14 @@ class PerfService:
             run.scopes.add(scope)
             try:
                 way = await stream.receive_some(1)
-                if way not in (UP, DOWN) or way in run.used:
+                if not run.may(way):
                     raise error_for(Code.PROTOCOL, detail="no direction, or one that was measured already")
-                run.used.add(way)
-                if way == UP:
-                    await _count(stream, run.up)
-                else:
-                    await _pour(stream, run.seconds)
+                run.used[way] += 1
+                run.open[way] += 1
+                try:
+                    await self._one_way(stream, run, way)
+                finally:
+                    run.open[way] -= 1
             finally:
                 run.scopes.discard(scope)
         if scope.cancelled_caught:
@@ -212,31 +193,25 @@ class PerfService:
             raise error_for(Code.TIMEOUT, detail="this direction's time is over")
 
 
+    async def _one_way(self, stream: ByteStream, run: _Run, way: bytes) -> None:
+        if way == DOWN:
+            await pour(stream, run.seconds, run.allowed[way])
+        elif await count(stream, run.up, run.allowed[way]):
+            run.up.over = run.open[way] == 1
+        else:
+            raise error_for(Code.EXCESSIVE, detail=f"more than {self._limits.perf_bytes_max} bytes")
+
+
+def most_s(seconds: float, lanes: int, limits: Limits) -> float:
+    """How long a measurement may take: both directions for each number of lanes, each pair with what is under way at its end."""
+    return 2 * lanes * seconds + (lanes + 1) * limits.perf_grace_s
+
+
 def serve_perf(net: Net) -> PerfService:
     """Serve `perf/1` on a net; guests are refused."""
     service = PerfService(net.limits)
     net.serve(PROTOCOL, service.handle)
     return service
-
-
-async def _pour(stream: ByteStream, seconds: float) -> None:
-    """Send for so long, then the end.  A piece grows while pieces are quick: a slow line must notice the end of its time."""
-    ends, piece = trio.current_time() + seconds, 16 * 1024
-    while (began := trio.current_time()) < ends:
-        await stream.send_all(_ZEROS[:piece])
-        await trio.lowlevel.checkpoint()  # a line that is never full must not keep the loop
-        if trio.current_time() - began < 0.05:
-            piece = min(2 * piece, BUFFER_BYTES)
-    await stream.send_eof()
-
-
-async def _count(stream: ByteStream, tally: Tally) -> None:
-    """Receive until the end, into one buffer."""
-    buffer = memoryview(bytearray(BUFFER_BYTES))
-    while count := await stream.receive_into(buffer):
-        tally.add(count, trio.current_time())
-        await trio.lowlevel.checkpoint()
-    tally.over = True
 
 
 # -- the asking side
@@ -262,18 +237,24 @@ async def measure(
         control = await peer.open(PROTOCOL, Kind.MESSAGE, 1)
         assert isinstance(control, MessageStream)
         async with control:
-            await control.send(encode(PerfAsk(int(seconds * 1000))))
-            answer = decode(await _received(control), PerfAnswer)
-            if answer.code != Code.OK:
-                code = Code(answer.code) if answer.code in Code._value2member_map_ else Code.REFUSED
-                raise WireError(f"{peer.peer_id.short} does not measure now", code=code, retry_after=answer.retry_ms / 1000)
-            measured = await _Asker(peer, control, seconds, both_at_once, progress).run()
+            await granted(peer, control, PerfAsk(int(seconds * 1000)))
+            measured = await _Asker(peer, control, seconds, both_at_once, progress, limits.perf_bytes_max).run()
             await control.send_eof()
             return measured
     raise error_for(Code.TIMEOUT, detail=f"{PROTOCOL}: the measurement with {peer.peer_id.short} did not end in time")
 
 
-async def _received(control: MessageStream) -> bytes:
+async def granted(peer: Peer, control: MessageStream, ask: PerfAsk) -> PerfAnswer:
+    """Ask.  Raises what `measure` raises if the peer does not measure now."""
+    await control.send(encode(ask))
+    answer = decode(await received(control), PerfAnswer)
+    if answer.code != Code.OK:
+        code = Code(answer.code) if answer.code in Code._value2member_map_ else Code.REFUSED
+        raise WireError(f"{peer.peer_id.short} does not measure now", code=code, retry_after=answer.retry_ms / 1000)
+    return answer
+
+
+async def received(control: MessageStream) -> bytes:
     try:
         return await control.receive()
     except trio.EndOfChannel:
@@ -284,13 +265,14 @@ class _Asker:
     """One measurement, as the side that asked for it sees it."""
 
     def __init__(
-        self, peer: Peer, control: MessageStream, seconds: float, both: bool, progress: Callable[[Progress], None]
+        self, peer: Peer, control: MessageStream, seconds: float, both: bool, progress: Callable[[Progress], None], most_bytes: int
     ) -> None:
         self._peer = peer
         self._control = control
         self._seconds = seconds
         self._both = both
         self._progress = progress
+        self._most_bytes = most_bytes
         self._number = 0
         self._state = PerfState(0)
         self._down = Tally()
@@ -307,9 +289,9 @@ class _Asker:
         return Measured(
             self._rate(UP, self._up_first_at, state.seconds, state.micros / 1e6),
             self._rate(DOWN, down.first_at, tuple(down.seconds), down.span_s),
-            _median(idle) or 0.0,
-            _median(under[0]),
-            _median(under[1]),
+            median(idle) or 0.0,
+            median(under[0]),
+            median(under[1]),
             self._both,
         )
 
@@ -322,7 +304,7 @@ class _Asker:
         self._number += 1
         began = trio.current_time()
         await self._control.send(encode(PerfPulse(self._number)))
-        self._state = state = decode(await _received(self._control), PerfState)
+        self._state = state = decode(await received(self._control), PerfState)
         now = trio.current_time()
         if state.seconds and self._up_first_at is None:
             self._up_first_at = now
@@ -341,11 +323,12 @@ class _Asker:
             async with stream:
                 await stream.send_all(way)
                 if way == UP:
-                    await _pour(stream, self._seconds)
+                    await pour(stream, self._seconds, Allowance(self._most_bytes))
                     await stream.receive_some(1)  # the end: everything has come
                 else:
                     await stream.send_eof()
-                    await _count(stream, self._down)
+                    if not await count(stream, self._down, Allowance(self._most_bytes)):
+                        raise error_for(Code.EXCESSIVE, detail=f"{PROTOCOL}: the peer sends more than {self._most_bytes} bytes")
             open_ways.discard(way)
 
         async def all_ways() -> None:
@@ -363,7 +346,7 @@ class _Asker:
                     self._progress(shown)
                     await trio.sleep(PULSE_EVERY_S)
         except BaseExceptionGroup as group:
-            raise _first(group) from None
+            raise first_cause(group) from None
         if UP in ways:
             await self._pulse()  # the whole of what the peer counted
         return trips
@@ -374,11 +357,11 @@ def _latest(seconds: tuple[int, ...]) -> float:
     return float(seconds[-2]) if len(seconds) > 1 else 0.0
 
 
-def _median(values: list[float]) -> float | None:
+def median(values: list[float]) -> float | None:
     return sorted(values)[len(values) // 2] if values else None
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The error that says why: of a wire's rather than the cancels that followed it."""
     leaves: list[BaseException] = []
     waiting: list[BaseException] = [group]

@@ -16,7 +16,8 @@ from wire.errors import Code, WireError
 from wire.events import Kind
 from wire.messages import PerfAnswer, PerfAsk, PerfPulse, decode, encode
 from wire.net import ByteStream, MessageStream, Peer
-from wire.net.perf import CLASS, DOWN, PROTOCOL, UP, PerfService, Progress, Tally, measure, serve_perf, steady
+from wire.net.perf import CLASS, DOWN, PROTOCOL, UP, PerfService, Progress, measure, serve_perf
+from wire.net.perfbytes import Tally, steady
 from wire.sim import Internet, Link
 
 SERVER = Address("10.0.0.1", 4001)
