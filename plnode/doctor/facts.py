@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Device", "Disk", "Line", "Machine", "Network", "PeerSeen", "SeedSeen", "Versions"]
+__all__ = ["Device", "Disk", "Line", "Machine", "Network", "OverLanes", "PeerSeen", "SeedSeen", "Versions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
