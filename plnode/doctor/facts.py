@@ -142,7 +142,9 @@ class Line:
     over: tuple[OverLanes, ...] = ()
     """All that was measured, from one lane on."""
     ended: str = ""
-    """Why not over more; "" if over all that there are to be."""
+    """Why not over more; "" if over all that there are to be, or `full` is why."""
+    full: bool = False
+    """Over more lanes it was not measured, because the line was full already."""
     missing: int = 0
     """How many of the lanes that there were to be could not be had."""
     one_only: bool = False

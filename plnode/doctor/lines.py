@@ -32,6 +32,7 @@ def bandwidth(line: Line, bytes_per_token: float) -> Check:
             {"lanes": over.lanes, "up_bytes_per_s": over.up_bytes_per_s, "down_bytes_per_s": over.down_bytes_per_s} for over in line.over
         ],
         "ended": line.ended,
+        "full": line.full,
     }
     return Check(f"line to {short_id(line.peer_id)}", verdict, found, fix, None if line.refused else measured)
 
@@ -74,6 +75,8 @@ def _comparison(line: Line) -> str:
     if line.one_only:
         return "; the peer measures over one lane only"
     lacking = f"; {line.missing} lane(s) of those wanted could not be had" if line.missing else ""
+    if line.full:
+        lacking += f"; more than {len(line.over)} were not tried, so long is the queue in this line"
     if len(line.over) < 2:
         return lacking
     others = ", ".join(f"{over.lanes}: {_short(over)}" for over in line.over)

@@ -18,7 +18,10 @@ over four fifths of our time.  It can make itself slower than it is, which it co
 what lay in buffers at the end.
 
 What it costs.  `seconds` for each direction and number of lanes, `perf_seconds_max` a direction together, and `bytes_most` in all,
-shared out evenly.  A peer that does not answer, sends for ever, never reads or goes away ends the measurement at the next
+shared out evenly; what is under way when they are used comes on top.  A slow line with large buffers would take ever longer to
+empty, since each lane brings buffers of its own; a queue of `FULL_S` says that the line is full, and no more lanes are tried.
+
+A peer that does not answer, sends for ever, never reads or goes away ends the measurement at the next
 deadline; what was found until then is kept and `Ladder.ended` says why there is no more.
 """
 
@@ -46,6 +49,7 @@ LANES_WAIT_S = 8.0  # four dials one after the other at half a second of round t
 SETTLE_S = 1.0  # for streams that have ended to leave their lanes
 LEAST_S = 0.05  # of a time over which a rate is taken
 POINT_S = 0.01  # between two points of what has arrived
+FULL_S = 1.5  # what still comes so long after its time stood in a queue; 5 s of it would be too late, and one more lane can double it
 NAMES = {UP: "up", DOWN: "down"}
 
 
@@ -82,7 +86,9 @@ class Ladder:
     """Over how many the peer measures."""
     rungs: tuple[Rung, ...]
     ended: str
-    """Why there are not as many rungs as there could be; "" if there are."""
+    """Why there are not as many rungs as there could be; "" if there are, or `full` is why."""
+    full: bool = False
+    """More lanes were not tried: what was under way stood in a queue for long, so nothing but the line holds it back."""
 
 
 def best(rungs: tuple[Rung, ...], gain: float = DEFAULT_LIMITS.lane_gain) -> Rung:
@@ -137,7 +143,7 @@ async def measure_lanes(
         climb.ended = "the time for it was over"
         if not climb.flows:
             raise error_for(Code.TIMEOUT, detail=f"{PROTOCOL}: the measurement with {peer.peer_id.short} did not end in time")
-    return Ladder(median(climb.idle) or 0.0, wanted, had, climb.served, tuple(climb.rungs()), climb.ended)
+    return Ladder(median(climb.idle) or 0.0, wanted, had, climb.served, tuple(climb.rungs()), climb.ended, climb.full)
 
 
 def _lanes(peer: Peer, most: int) -> tuple[int, int]:
@@ -188,6 +194,7 @@ class _Climb:
         self.idle: list[float] = []
         self.served = 1
         self.ended = ""
+        self.full = False
         self._peer = peer
         self._had = had
         self._seconds = seconds
@@ -197,6 +204,7 @@ class _Climb:
         self._number = 0
         self._sent = 0  # upwards, in all: the most that the peer can have received
         self._heard = PerfState(0)
+        self._late_s = 0.0  # after its time, the last of a direction has come
         self._every_s = min(PULSE_EVERY_S, seconds / 8)
 
     def rungs(self) -> Iterator[Rung]:
@@ -217,6 +225,9 @@ class _Climb:
                     await self._settled()
                     flow = await self._one(way, count_, Allowance(bytes_most // (2 * lanes)))
                     self.flows.append((count_, way, flow))
+                self.full = self._late_s > FULL_S and count_ < lanes
+                if self.full:
+                    break
             await control.send_eof()
 
     async def _served(self, lanes: int) -> int:
@@ -278,6 +289,7 @@ class _Climb:
         if patience.cancelled_caught:
             late = f"{self._limits.perf_grace_s:g} s after its time the peer {'had not taken everything' if way == UP else 'still sent'}"
             raise error_for(Code.TIMEOUT, detail=f"{PROTOCOL}: {what}: {late}")
+        self._late_s = max(self._late_s, trio.current_time() - phase.began - self._seconds)
         rtt_s = median([point.heard_at - point.asked_at for point in phase.points])
         if way == DOWN:
             return Flow(_arrived(phase), phase.down, rtt_s)
