@@ -13,9 +13,9 @@ side by side is looked at: if a lane has gone meanwhile, the rates that were to 
 What is believed.  Downwards we count what arrives.  Upwards the peer says what has arrived, and may lie: it cannot have received more
 than was sent until then, nor less than before, and after its own end of a stream nothing of that one may be missing; such an answer
 ends the measurement with PROTOCOL, and nothing of it is kept.  The time its count took is its own figure, but held within what our
-clock allows.  A liar can still hold its count back and let all of it come at once; so no rate is more than everything until then
-over four fifths of our time.  It can make itself slower than it is, which it could by being slow, and faster by a quarter, and by
-what lay in buffers at the end.
+clock allows.  A liar can still hold its count back and let all of it come at once; so no rate is more than everything over half of our
+time, which leaves a long way room for its slow start.  It can make itself slower than it is, which it could by being slow; and faster,
+but less than twice as fast, and by what lay in buffers at the end.
 
 What it costs.  `seconds` for each direction and number of lanes, `perf_seconds_max` a direction together, and `bytes_most` in all,
 shared out evenly; what is under way when they are used comes on top.  A slow line with large buffers would take ever longer to
@@ -389,8 +389,7 @@ def _told(phase: _Phase) -> float | None:
         first, last = window[0], window[-1]
         took_s = min(max(last.span_s - first.span_s, last.asked_at - first.heard_at), last.heard_at - first.asked_at)
         if took_s >= LEAST_S:
-            most = (last.bytes - phase.base) / ((1 - SLOW_START_SHARE) * (last.heard_at - phase.began))
-            return min((last.bytes - first.bytes) / took_s, most)
+            return min((last.bytes - first.bytes) / took_s, 2 * (last.bytes - phase.base) / (last.heard_at - phase.began))
     took_s = busy[-1].heard_at - phase.began
     return (busy[-1].bytes - phase.base) / took_s if took_s >= LEAST_S else None
 
