@@ -137,6 +137,7 @@ BEST = [
     ([(100, 100), (114, 114), (125, 125)], 2),  # within the gain of three, and one is not
     ([(100, 100), (130, 50), (140, 10)], 1),  # one way gains, the other loses more
     ([(100, 100), (300, None)], 1),  # ended in the middle of it
+    ([(100, 100), (105, 100), (300, None)], 1),
     ([(100, None)], 1),
     ([(None, None), (None, None)], 1),
     ([(None, 100), (50, 100)], 2),
@@ -291,7 +292,7 @@ def at_work() -> Counter[str]:
     return +names
 
 
-@pytest.mark.parametrize("after_s", [0.1, 1.5, 2.1, 2.6, 3.6, 4.6, 5.6, 7.6])
+@pytest.mark.parametrize("after_s", [0.1, 0.3, 1.5, 2.6, 3.6, 5.6])
 async def test_a_cancel_leaves_no_stream_and_no_task_on_either_side(after_s: float, autojump_clock: Clock) -> None:
     """From the wait for lanes to three of them; `two` looks at both nets."""
     async with two() as t:
@@ -303,7 +304,7 @@ async def test_a_cancel_leaves_no_stream_and_no_task_on_either_side(after_s: flo
         with trio.move_on_after(after_s) as cancelled:
             await measure_lanes(t.peer, seconds=1, progress=lambda now: seen.append(now.what))
         assert cancelled.cancelled_caught
-        assert bool(seen) == (after_s > 1.0)
+        assert bool(seen) == (after_s > 0.5)
         await trio.sleep(1)
         assert service.gauges() == {"perf_runs": 0, "perf_streams": 0} and not t.lanes()
         assert at_work() == tasks

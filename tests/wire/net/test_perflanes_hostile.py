@@ -151,7 +151,7 @@ class Chatty(Fake):
 @pytest.mark.parametrize(
     ("liar", "words"),
     [
-        (MoreThanSent, "of"),
+        (MoreThanSent, "that were sent"),
         (Backwards, "contradict"),
         (TimeBackwards, "contradict"),
         (WrongNumber, "contradict"),
@@ -195,14 +195,14 @@ class Holds(Fake):
 
 async def test_a_count_that_is_held_back_makes_nobody_twice_as_fast(autojump_clock: Clock) -> None:
     async with two() as t:
-        ladder = await asked(t, Holds(), seconds=2)
-    assert ladder.ended == "" and len(ladder.rungs) == 4
+        ladder = await asked(t, Holds(), seconds=2, lanes=2)
+    assert ladder.ended == "" and len(ladder.rungs) == 2
     for rung in ladder.rungs:
         assert max(rates(rung)) < 2.1 * LINE_BYTES_PER_S  # more than 6 times, to whoever believes it
 
 
 class Burst(Fake):
-    """One of the streams ends at once, the others go on: the time in which all are busy is next to nothing."""
+    """One of the streams ends soon, the others go on: the time in which all are busy is next to nothing."""
 
     async def down(self, stream: ByteStream) -> None:
         at = self.streams - self.rung * (self.rung - 1)  # within the rung: up first
@@ -210,12 +210,13 @@ class Burst(Fake):
             await super().down(stream)
         else:
             await stream.send_all(b"x")
+            await trio.sleep(0.03)
 
 
-async def test_a_stream_that_ends_at_once_makes_nobody_faster(autojump_clock: Clock) -> None:
+async def test_a_stream_that_ends_soon_makes_nobody_faster(autojump_clock: Clock) -> None:
     async with two() as t:
-        ladder = await asked(t, Burst())
-    assert ladder.ended == "" and len(ladder.rungs) == 4
+        ladder = await asked(t, Burst(), lanes=3)
+    assert ladder.ended == "" and len(ladder.rungs) == 3
     for rung in ladder.rungs[1:]:
         assert rung.down is not None and rung.down.bytes > 100_000
         assert (rung.down.bytes_per_s or 0.0) < 1.1 * LINE_BYTES_PER_S
@@ -230,6 +231,27 @@ async def test_a_peer_measures_over_as_many_lanes_as_it_says(said: int, lanes: i
         ladder = await asked(t, fake)
     assert (ladder.had, ladder.served, ladder.ended) == (4, lanes, "")
     assert len(ladder.rungs) == lanes and fake.streams == lanes * (lanes + 1)
+
+
+class Lingers(Fake):
+    """Of three streams down two end by themselves; that of the third lane goes on for half a second when we have enough (128 KiB)."""
+
+    async def down(self, stream: ByteStream) -> None:
+        if self.rung != 3:
+            await super().down(stream)
+        elif stream._link.lane != 3:
+            await stream.send_all(bytes(50 << 10))
+        else:
+            for _ in range(40):
+                await stream.send_all(bytes(2 << 10))
+                await trio.sleep(0.02)
+
+
+async def test_the_next_streams_wait_until_those_of_the_last_rung_have_left_their_lanes(autojump_clock: Clock) -> None:
+    """Else four would be placed over three lanes, and say so."""
+    async with two() as t:
+        ladder = await asked(t, Lingers(), bytes_most=1 << 20)
+    assert ladder.ended == "" and len(ladder.rungs) == 4
 
 
 # -- silence, endless talk, and leaving
