@@ -76,7 +76,7 @@ def _comparison(line: Line) -> str:
         return "; the peer measures over one lane only"
     lacking = f"; {line.missing} lane(s) of those wanted could not be had" if line.missing else ""
     if line.full:
-        lacking += f"; more than {len(line.over)} were not tried, so long is the queue in this line"
+        lacking += f"; more than {len(line.over)} lane(s) were not tried, so long is the queue in this line"
     if len(line.over) < 2:
         return lacking
     others = ", ".join(f"{over.lanes}: {_short(over)}" for over in line.over)
