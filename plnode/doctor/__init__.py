@@ -8,6 +8,7 @@ stage that is free needs twice the memory.  Here everything that can be known be
 * `surroundings` finds those of the network, with the node's own settings on its own port; or asks the node that runs already
 * `checks`      facts → verdicts, each a pure function of its table
 * `stages`      the same for the memory of each stage
+* `lines`       the same for a line to a member, over one to four lanes
 * `report`      verdicts → lines, the last line, JSON and the exit code
 * `examination` the order of it all
 """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Device", "Disk", "Line", "Machine", "Network", "PeerSeen", "SeedSeen", "Versions"]
+__all__ = ["Device", "Disk", "Line", "Machine", "Network", "OverLanes", "PeerSeen", "SeedSeen", "Versions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,9 @@ class Line:
     over: tuple[OverLanes, ...] = ()
     """All that was measured, from one lane on."""
     ended: str = ""
-    """Why not over more; "" if over all that there are to be."""
+    """Why not over more; "" if over all that there are to be, or `full` is why."""
+    full: bool = False
+    """Over more lanes it was not measured, because the line was full already."""
     missing: int = 0
     """How many of the lanes that there were to be could not be had."""
     one_only: bool = False

@@ -2,8 +2,8 @@
 
 Why the number of lanes is worth a word.  Where more lanes carry much more, it is not the line that is slow: each TCP connection is
 held back, by loss (under cubic and its like) or by what its buffers hold in a long round trip.  A node opens further lanes by itself
-as they prove useful, so that alone is nothing to mend; but under bbr one lane would do, at once and with less memory.  Where more bring
-nothing, the line is full or the other end is slow, and no setting helps.
+as they prove useful, so that alone is nothing to mend; but where loss is the reason, under bbr one lane would do, at once and with less
+memory.  Where more bring nothing, the line is full or the other end is slow, and no setting helps.
 
 What a peer did wrong stands in the same line: a figure that was found before is a fact, but not the whole one.
 """
@@ -18,6 +18,8 @@ __all__ = ["bandwidth"]
 
 SLOW_BYTES_PER_S = 1e6 / 8  # below a megabit even small tensors take seconds
 MUCH = 1.5  # times what one lane carries: a congestion control that loss holds back, and not the spread of a measurement
+BUFFERS_BYTES = 2 << 20  # half of Linux's largest tcp_wmem: with so much under way it is the buffers that hold it back, under bbr as well
+AGAIN = "look again in a minute: not every number of lanes was measured"
 
 
 def bandwidth(line: Line, bytes_per_token: float) -> Check:
@@ -30,6 +32,7 @@ def bandwidth(line: Line, bytes_per_token: float) -> Check:
             {"lanes": over.lanes, "up_bytes_per_s": over.up_bytes_per_s, "down_bytes_per_s": over.down_bytes_per_s} for over in line.over
         ],
         "ended": line.ended,
+        "full": line.full,
     }
     return Check(f"line to {short_id(line.peer_id)}", verdict, found, fix, None if line.refused else measured)
 
@@ -43,17 +46,18 @@ def _judged(line: Line, bytes_per_token: float) -> tuple[Verdict, str, str]:
     found = f"{line.path} {over}{f' of {line.congestion}' if line.congestion else ''}, round trip {rtt}, {both}"
     rates = [rate for rate in (line.up_bytes_per_s, line.down_bytes_per_s) if rate is not None]
     if len(rates) < 2:
-        return Verdict.WARNING, found + _ended(line), "too little came through: is something else using the line?"
+        fix = AGAIN if line.ended else "too little came through: is something else using the line?"
+        return Verdict.WARNING, found + _ended(line), fix
     if bytes_per_token:
         found += f"; enough for {quantity(float(f'{min(rates) / bytes_per_token:.3g}'))} tokens/s"
     found += _comparison(line) + _ended(line)
     if min(rates) < SLOW_BYTES_PER_S:
         return Verdict.WARNING, found, "slower than a megabit a second: the pipeline waits for this node"
     if line.ended:
-        return Verdict.WARNING, found, "look again in a minute: not every number of lanes was measured"
+        return Verdict.WARNING, found, AGAIN
     if line.missing:
         return Verdict.WARNING, found, "let firewalls here and at the peer allow 5 connections from one machine to another"
-    if _times_one(line) >= MUCH and not line.congestion.startswith("bbr"):
+    if _times_one(line) >= MUCH and not line.congestion.startswith("bbr") and not _buffers(line):
         return Verdict.WARNING, found, "with bbr here and at the peer one lane would fill the line (see congestion)"
     return Verdict.OK, found, ""
 
@@ -70,16 +74,17 @@ def _comparison(line: Line) -> str:
     """What the other numbers of lanes carry, and why that is so."""
     if line.one_only:
         return "; the peer measures over one lane only"
-    if line.missing:
-        return f"; {line.missing} lane(s) of those wanted could not be had"
+    lacking = f"; {line.missing} lane(s) of those wanted could not be had" if line.missing else ""
+    if line.full:
+        lacking += f"; more than {len(line.over)} lane(s) were not tried, so long is the queue in this line"
     if len(line.over) < 2:
-        return ""
+        return lacking
     others = ", ".join(f"{over.lanes}: {_short(over)}" for over in line.over)
     if line.lanes == 1:
         why = "one is best: more bring nothing, so it fills the line"
     else:
         why = f"{line.lanes} are best, {_times_one(line):.2g} times one: loss or a long way holds back each connection, not the line"
-    return f"; Mbit/s up/down by lanes {others}; {why}"
+    return f"{lacking}; Mbit/s up/down by lanes {others}; {why}"
 
 
 def _short(over: OverLanes) -> str:
@@ -93,6 +98,12 @@ def _times_one(line: Line) -> float:
     first = line.over[0]
     pairs = ((line.up_bytes_per_s, first.up_bytes_per_s), (line.down_bytes_per_s, first.down_bytes_per_s))
     return max((best / one for best, one in pairs if best is not None and one), default=1.0)
+
+
+def _buffers(line: Line) -> bool:
+    """Whether one lane has so much under way that its buffers hold it back."""
+    first = line.over[0]
+    return (line.rtt_s or 0.0) * max(first.up_bytes_per_s or 0.0, first.down_bytes_per_s or 0.0) >= BUFFERS_BYTES
 
 
 def _ended(line: Line) -> str:

@@ -269,6 +269,7 @@ def line_of(measured: Ladder, peer_id: str, path: str, congestion: str) -> Line:
         refused="",
         over=over,
         ended=measured.ended,
+        full=measured.full,
         missing=max(0, measured.wanted - measured.had),
         one_only=measured.had > 1 and measured.served == 1,
     )

@@ -94,6 +94,7 @@ def test_a_machine_that_can_take_part(swarm: tuple[str, int, str, Path], run_fil
     assert done.stdout.splitlines()[-1] == "can take part as: stage 0-2, direct"
     assert "ok       seed " in done.stdout and "round trip" in done.stdout
     assert f"ok       line to {peer_id[-6:]}" in done.stdout and "Mbit/s up" in done.stdout
+    assert "direct over one connection" in done.stdout  # within one machine there are no lanes
     again = doctor(run_file, *kept, "--json")
     assert again.returncode == ExitCode.OK, again.stderr
     told = json.loads(again.stdout)

@@ -68,5 +68,6 @@ async def test_a_seed_is_no_line_and_a_member_is_one(autojump_clock: Clock) -> N
             assert [line.peer_id for line in lines] == [str(t.relays[1].peer_id)]
             assert lines[0].lanes >= 1  # its bytes were bulk, and not on the control connection
             assert not lines[0].refused and lines[0].up_bytes_per_s and lines[0].down_bytes_per_s
+            assert [over.lanes for over in lines[0].over] == [1, 2, 3, 4] and not lines[0].ended  # a node would begin with fewer
             again = [line async for line in lines_to_peers(surroundings.net, 2.0, lambda text: None)]
             assert ["within this minute" in line.refused for line in again] == [True]

@@ -192,7 +192,6 @@ class PerfService:
         if deadline.cancelled_caught:
             raise error_for(Code.TIMEOUT, detail="this direction's time is over")
 
-
     async def _one_way(self, stream: ByteStream, run: _Run, way: bytes) -> None:
         if way == DOWN:
             await pour(stream, run.seconds, run.allowed[way])

@@ -19,7 +19,8 @@ __all__ = ["BUFFER_BYTES", "SLOW_START_SHARE", "Allowance", "Tally", "count", "p
 
 BUFFER_BYTES = 256 * 1024  # the largest record
 SLOW_START_SHARE = 0.2  # 2 of 10 s: at 200 ms of round trip TCP has doubled ten times by then
-QUICK_S = 0.05  # a piece that takes longer does not grow
+LEAST_BYTES = 16 * 1024  # of a piece
+QUICK_S = 0.05  # a piece that takes longer does not grow; twice as long, and it shrinks
 _ZEROS = memoryview(bytes(BUFFER_BYTES))
 
 
@@ -68,14 +69,18 @@ def steady(seconds: tuple[int, ...], span_s: float) -> float | None:
 async def pour(stream: ByteStream, seconds: float, allowance: Allowance) -> None:
     """Send for so long or until the allowance is used, then the end.
 
-    A piece grows while pieces are quick: a slow line must notice the end of its time.
+    A piece grows while pieces are quick and shrinks when they are slow: a slow line must notice the end of its time, and the first
+    ones are quick on any line, since they only fill buffers.
     """
-    ends, piece = trio.current_time() + seconds, 16 * 1024
+    ends, piece = trio.current_time() + seconds, LEAST_BYTES
     while (began := trio.current_time()) < ends and (size := allowance.take(piece)):
         await stream.send_all(_ZEROS[:size])
         await trio.lowlevel.checkpoint()  # a line that is never full must not keep the loop
-        if trio.current_time() - began < QUICK_S:
+        took_s = trio.current_time() - began
+        if took_s < QUICK_S:
             piece = min(2 * piece, BUFFER_BYTES)
+        elif took_s > 2 * QUICK_S:
+            piece = max(piece // 2, LEAST_BYTES)
     await stream.send_eof()
 
 

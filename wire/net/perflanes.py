@@ -7,15 +7,21 @@ carry n times that.  On a line that is simply full a second one brings nothing. 
 
 How.  The net that asks has to want the lanes (`Limits.lanes_start`); they are waited for before the peer is asked, so that it is kept
 no longer than needed.  Streams opened one after the other go to different lanes (the one with the fewest streams takes the next), and
-since we open those of both directions, the placing is ours both ways.  Every lane but those measured stays idle.
+since we open those of both directions, the placing is ours both ways.  Every lane but those measured stays idle.  Whether they do lie
+side by side is looked at: if a lane has gone meanwhile, the rates that were to come would be those of fewer.
 
 What is believed.  Downwards we count what arrives.  Upwards the peer says what has arrived, and may lie: it cannot have received more
 than was sent until then, nor less than before, and after its own end of a stream nothing of that one may be missing; such an answer
 ends the measurement with PROTOCOL, and nothing of it is kept.  The time its count took is its own figure, but held within what our
-clock allows.  So a liar can make itself slower than it is, which it could by being slow, and not faster.
+clock allows.  A liar can still hold its count back and let all of it come at once; so no rate is more than everything over half of our
+time, which leaves a long way room for its slow start.  It can make itself slower than it is, which it could by being slow; and faster,
+but less than twice as fast, and by what lay in buffers at the end.
 
 What it costs.  `seconds` for each direction and number of lanes, `perf_seconds_max` a direction together, and `bytes_most` in all,
-shared out evenly.  A peer that does not answer, sends for ever, never reads or goes away ends the measurement at the next
+shared out evenly; what is under way when they are used comes on top.  A slow line with large buffers would take ever longer to
+empty, since each lane brings buffers of its own; a queue of `FULL_S` says that the line is full, and no more lanes are tried.
+
+A peer that does not answer, sends for ever, never reads or goes away ends the measurement at the next
 deadline; what was found until then is kept and `Ladder.ended` says why there is no more.
 """
 
@@ -27,7 +33,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from wire.errors import Code, LocalProtocolError, WireError, error_for
+from wire.errors import Code, ConnectionLost, LocalProtocolError, WireError, error_for
 from wire.events import Kind
 from wire.limits import DEFAULT_LIMITS, Limits
 from wire.messages import PerfAsk, PerfPulse, PerfState, decode, encode
@@ -43,6 +49,7 @@ LANES_WAIT_S = 8.0  # four dials one after the other at half a second of round t
 SETTLE_S = 1.0  # for streams that have ended to leave their lanes
 LEAST_S = 0.05  # of a time over which a rate is taken
 POINT_S = 0.01  # between two points of what has arrived
+FULL_S = 1.5  # what still comes so long after its time stood in a queue; 5 s of it would be too late, and one more lane can double it
 NAMES = {UP: "up", DOWN: "down"}
 
 
@@ -79,16 +86,22 @@ class Ladder:
     """Over how many the peer measures."""
     rungs: tuple[Rung, ...]
     ended: str
-    """Why there are not as many rungs as there could be; "" if there are."""
+    """Why there are not as many rungs as there could be; "" if there are, or `full` is why."""
+    full: bool = False
+    """More lanes were not tried: what was under way stood in a queue for long, so nothing but the line holds it back."""
 
 
 def best(rungs: tuple[Rung, ...], gain: float = DEFAULT_LIMITS.lane_gain) -> Rung:
-    """The fewest lanes of which another brings less than `gain` in each direction.  `rungs` is not empty."""
-    chosen = rungs[0]
-    for rung in rungs[1:]:
-        if any(_rate(more) > _rate(less) * (1 + gain) for more, less in ((rung.up, chosen.up), (rung.down, chosen.down))):
-            chosen = rung
-    return chosen
+    """The fewest lanes that no other number beats by more than `gain` in either direction; if there are none such, because one way
+    gains where the other loses, those that lose least.  Rungs without `down` do not count, unless there is no other.  `rungs` is not
+    empty."""
+    whole = [rung for rung in rungs if rung.down is not None] or list(rungs[:1])
+    most = [max(_rate(flow) for flow in way) for way in ([rung.up for rung in whole], [rung.down for rung in whole])]
+
+    def share(rung: Rung) -> float:
+        return min(_rate(flow) / top if top else 1.0 for flow, top in zip((rung.up, rung.down), most, strict=True))
+
+    return next((rung for rung in whole if share(rung) * (1 + gain) >= 1), max(whole, key=share))
 
 
 def _rate(flow: Flow | None) -> float:
@@ -112,15 +125,15 @@ async def measure_lanes(
     """
     if not (0.1 <= seconds <= limits.perf_seconds_max and 1 <= lanes <= limits.lanes_max):
         raise LocalProtocolError(f"0.1 to {limits.perf_seconds_max:g} s over 1 to {limits.lanes_max} lanes, not {seconds:g} s over {lanes}")
-    began = trio.current_time()
-    with trio.move_on_after(min(LANES_WAIT_S, most_time_s)):
+    ends = trio.current_time() + most_time_s
+    with trio.move_on_at(min(trio.current_time() + LANES_WAIT_S, ends)):
         await _lanes_there(peer, lanes)
     wanted, had = _lanes(peer, lanes)
     asked = max(1, had)
     seconds = min(seconds, limits.perf_seconds_max / asked)
-    climb = _Climb(peer, seconds, limits, progress)
+    climb = _Climb(peer, had, seconds, limits, progress)
     try:
-        with trio.move_on_after(min(most_s(seconds, asked, limits), most_time_s - (trio.current_time() - began))) as patience:
+        with trio.move_on_at(min(trio.current_time() + most_s(seconds, asked, limits), ends)) as patience:
             await climb.run(asked, bytes_most)
     except WireError as error:
         if error.code is Code.PROTOCOL or not climb.flows:
@@ -130,7 +143,7 @@ async def measure_lanes(
         climb.ended = "the time for it was over"
         if not climb.flows:
             raise error_for(Code.TIMEOUT, detail=f"{PROTOCOL}: the measurement with {peer.peer_id.short} did not end in time")
-    return Ladder(median(climb.idle) or 0.0, wanted, had, climb.served, tuple(climb.rungs()), climb.ended)
+    return Ladder(median(climb.idle) or 0.0, wanted, had, climb.served, tuple(climb.rungs()), climb.ended, climb.full)
 
 
 def _lanes(peer: Peer, most: int) -> tuple[int, int]:
@@ -176,12 +189,14 @@ class _Phase:
 class _Climb:
     """One measurement, rung by rung."""
 
-    def __init__(self, peer: Peer, seconds: float, limits: Limits, progress: Callable[[Progress], None]) -> None:
+    def __init__(self, peer: Peer, had: int, seconds: float, limits: Limits, progress: Callable[[Progress], None]) -> None:
         self.flows: list[tuple[int, bytes, Flow]] = []
         self.idle: list[float] = []
         self.served = 1
         self.ended = ""
+        self.full = False
         self._peer = peer
+        self._had = had
         self._seconds = seconds
         self._limits = limits
         self._progress = progress
@@ -189,6 +204,7 @@ class _Climb:
         self._number = 0
         self._sent = 0  # upwards, in all: the most that the peer can have received
         self._heard = PerfState(0)
+        self._late_s = 0.0  # after its time, the last of a direction has come
         self._every_s = min(PULSE_EVERY_S, seconds / 8)
 
     def rungs(self) -> Iterator[Rung]:
@@ -200,17 +216,29 @@ class _Climb:
         assert isinstance(control, MessageStream)
         async with control:
             self._control = control
-            self.served = (await granted(self._peer, control, PerfAsk(int(self._seconds * 1000), lanes))).lanes
+            lanes = self.served = await self._served(lanes)
             for _ in range(IDLE_PULSES):
                 point = await self._pulse()
                 self.idle.append(point.heard_at - point.asked_at)
-            lanes = min(lanes, max(1, self.served))
             for count_ in range(1, lanes + 1):
                 for way in (UP, DOWN):
                     await self._settled()
                     flow = await self._one(way, count_, Allowance(bytes_most // (2 * lanes)))
                     self.flows.append((count_, way, flow))
+                self.full = self._late_s > FULL_S and count_ < lanes
+                if self.full:
+                    break
             await control.send_eof()
+
+    async def _served(self, lanes: int) -> int:
+        """Ask; over how many lanes the peer measures."""
+        with trio.move_on_after(self._limits.perf_grace_s):
+            answer = await granted(self._peer, self._control, PerfAsk(int(self._seconds * 1000), lanes))
+            return max(1, min(answer.lanes, lanes))
+        raise self._silent()
+
+    def _silent(self) -> WireError:
+        return error_for(Code.TIMEOUT, detail=f"{PROTOCOL}: no answer within {self._limits.perf_grace_s:g} s")
 
     async def _settled(self) -> None:
         """Until no lane carries a stream of the last rung: the next one's would be placed beside it."""
@@ -230,7 +258,7 @@ class _Climb:
             except trio.EndOfChannel:
                 raise error_for(Code.CANCELLED, detail=f"{PROTOCOL}: the peer ended the measurement without a word") from None
         if patience.cancelled_caught:
-            raise error_for(Code.TIMEOUT, detail=f"{PROTOCOL}: no answer within {self._limits.perf_grace_s:g} s")
+            raise self._silent()
         received = sum(state.seconds)
         if state.number != self._number or state.micros < before.micros or received < sum(before.seconds):
             raise _lie("its answers contradict each other")
@@ -245,6 +273,8 @@ class _Climb:
         with trio.move_on_after(self._seconds + self._limits.perf_grace_s) as patience:
             async with AsyncExitStack() as stack:
                 streams = [await self._stream(stack) for _ in range(lanes)]
+                if self._had and self._beside(streams) < lanes:
+                    raise ConnectionLost(f"{PROTOCOL}: {what}: a lane has gone meanwhile")
                 phase.began = trio.current_time()
                 try:
                     async with trio.open_nursery() as nursery:
@@ -259,6 +289,7 @@ class _Climb:
         if patience.cancelled_caught:
             late = f"{self._limits.perf_grace_s:g} s after its time the peer {'had not taken everything' if way == UP else 'still sent'}"
             raise error_for(Code.TIMEOUT, detail=f"{PROTOCOL}: {what}: {late}")
+        self._late_s = max(self._late_s, trio.current_time() - phase.began - self._seconds)
         rtt_s = median([point.heard_at - point.asked_at for point in phase.points])
         if way == DOWN:
             return Flow(_arrived(phase), phase.down, rtt_s)
@@ -271,6 +302,12 @@ class _Climb:
         stream = await self._peer.open(PROTOCOL, Kind.BYTE, CLASS)
         assert isinstance(stream, ByteStream)
         return await stack.enter_async_context(stream)
+
+    def _beside(self, streams: list[ByteStream]) -> int:
+        """How many lanes carry them."""
+        lanes = self._peer.lanes
+        usable = () if lanes is None else lanes.usable()
+        return sum(any(link.ends.get(stream.number) is stream for stream in streams) for link in usable)
 
     async def _stream_up(self, stream: ByteStream, phase: _Phase) -> None:
         await stream.send_all(UP)
@@ -337,7 +374,8 @@ def _arrived(phase: _Phase) -> float | None:
     window = [point for point in phase.came if start <= point[0] <= end_at]
     if len(window) > 1 and window[-1][0] - window[0][0] >= LEAST_S:
         return (window[-1][1] - window[0][1]) / (window[-1][0] - window[0][0])
-    return phase.down / (end_at - phase.began) if end_at - phase.began >= LEAST_S else None
+    until = [so_far for at, so_far in phase.came if at <= end_at]  # what came later did not come in this time
+    return until[-1] / (end_at - phase.began) if until and end_at - phase.began >= LEAST_S else None
 
 
 def _told(phase: _Phase) -> float | None:
@@ -351,7 +389,7 @@ def _told(phase: _Phase) -> float | None:
         first, last = window[0], window[-1]
         took_s = min(max(last.span_s - first.span_s, last.asked_at - first.heard_at), last.heard_at - first.asked_at)
         if took_s >= LEAST_S:
-            return (last.bytes - first.bytes) / took_s
+            return min((last.bytes - first.bytes) / took_s, 2 * (last.bytes - phase.base) / (last.heard_at - phase.began))
     took_s = busy[-1].heard_at - phase.began
     return (busy[-1].bytes - phase.base) / took_s if took_s >= LEAST_S else None
 

@@ -17,7 +17,7 @@ from wire.events import Kind
 from wire.messages import PerfAnswer, PerfAsk, PerfPulse, decode, encode
 from wire.net import ByteStream, MessageStream, Peer
 from wire.net.perf import CLASS, DOWN, PROTOCOL, UP, PerfService, Progress, measure, serve_perf
-from wire.net.perfbytes import Tally, steady
+from wire.net.perfbytes import Allowance, Tally, pour, steady
 from wire.sim import Internet, Link
 
 SERVER = Address("10.0.0.1", 4001)
@@ -57,6 +57,33 @@ def test_the_steady_rate_leaves_out_the_slow_start() -> None:
     assert steady(tuple(tally.seconds), tally.span_s) == pytest.approx(10_000, rel=0.02)
     assert sum(tally.seconds) / tally.span_s < 9000  # which the mean of the whole would hide
     assert steady((5,), 0.0) is None
+
+
+class Bucket:
+    """Takes half a MiB at once, as buffers do, and then a megabit a second."""
+
+    def __init__(self) -> None:
+        self.room = 512 * 1024
+        self.taken = 0
+
+    async def send_all(self, data: memoryview) -> None:
+        self.taken += len(data)
+        at_once = min(self.room, len(data))
+        self.room -= at_once
+        await trio.sleep((len(data) - at_once) / 125e3)
+
+    async def send_eof(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("seconds", [1.0, 3.0])
+async def test_a_slow_line_notices_the_end_of_its_time(seconds: float, autojump_clock: trio.testing.MockClock) -> None:
+    """Though the first pieces are quick, as on any line: at most the one piece that waited for room, and a small one, are late."""
+    bucket, began = Bucket(), trio.current_time()
+    await pour(bucket, seconds, Allowance(1 << 40))  # type: ignore[arg-type]
+    late_s = trio.current_time() - began - seconds
+    assert 0 <= late_s < (1.1 if seconds == 1.0 else 0.3)
+    assert bucket.taken == pytest.approx(512 * 1024 + (seconds + late_s) * 125e3, rel=0.01)
 
 
 @pytest.mark.parametrize("both", [False, True])
