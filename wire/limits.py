@@ -272,6 +272,8 @@ class Limits:
     relay_bulk_start_bytes_per_s: float = 2e6  # until the line has shown more: a sixth of the slowest fibre's upload
     relay_peer_bytes_per_s: float = 20e6  # 160 Mbit/s, what a good household line sends
     relay_burst_s: float = 1.0  # of each rate: a tensor of the small kind passes at once
+    relay_notice_s: float = 30.0  # a relay that stops lets its circuits stand for so long, if whoever stops it waits
+    relay_left_most_s: float = 600.0  # one that says every time that it stops, and does not, is asked again after so long
     relay_opens_per_s: float = 0.5  # circuits that one peer opens: each is a stream to the target and two notes
     relay_opens_burst: float = 64.0  # whoever starts has 32 neighbours, with a control circuit and a lane each
     relay_quantum_bytes: int = 64 * KIB  # of a pair's turn: 0.25 s at the least share, and few turns a megabyte
@@ -309,6 +311,7 @@ _NESTED: tuple[tuple[str, str], ...] = (
     ("voucher_max_bytes", "peer_record_max_bytes"),
     ("relay_reservations_per_network", "relay_reservations_max"),
     ("relay_signal_pair_circuits", "relay_signal_circuits"),
+    ("relay_notice_s", "draining_timeout_s"),  # else the notice would promise what the connection does not keep
     ("relay_quantum_bytes", "relay_bulk_share_min_bytes_per_s"),  # else a pair would have its turn less than once a second
     ("chunk_bytes", "record_plaintext_max_bytes"),
     ("chunk_bytes", "tensor_max_bytes"),

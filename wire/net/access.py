@@ -19,11 +19,13 @@ from collections.abc import Callable, Sequence
 import trio
 
 from wire.address import Address, Scope
+from wire.events import GoAwayReceived
 from wire.identity import Identity, PeerId
 from wire.limits import Limits
 from wire.net import punch, reach
 from wire.net.book import PeerBook
 from wire.net.circuits import OPENED, Circuits
+from wire.net.detour import go_round
 from wire.net.dial import DialRate
 from wire.net.manager import Manager
 from wire.net.metering import PROTOCOL as NOTE
@@ -77,6 +79,7 @@ class Access:
         self._emit = emit
         self._changed = changed
         self._told = Standing()
+        self._nursery: trio.Nursery | None = None
         uplink = Uplink(lambda: [link for peer in manager().peers.values() for link in peer.all_links])
         self.relay = RelayService(identity, run, boot_id, limits, offer, peer=self._peer, uplink=uplink, counts=counts)
         self.relays = RelayKeeper(
@@ -167,6 +170,7 @@ class Access:
     def start(self, listening: tuple[Address, ...], nursery: trio.Nursery) -> None:
         """Works from now on until the nursery ends."""
         self.listening = listening
+        self._nursery = nursery
         self.reach.listening(listening)
         if self._scope is Scope.INTERNET:
             self._manager().greetings |= {reach.GREETING: self.reach.greeted, punch.GREETING: self.punch.greeted}
@@ -183,6 +187,14 @@ class Access:
         """A HELLO came."""
         if self._scope is Scope.INTERNET:
             self.reach.saw(peer, observed)
+
+    def on_leaving(self, peer: Peer, event: GoAwayReceived) -> None:
+        """A peer has said goodbye on its last connection: what it does for us as a relay ends with that."""
+        self.relays.left(peer.peer_id, event.retry_ms / 1000)
+        for other in self._manager().peers.values():
+            link = other.primary
+            if self._nursery is not None and link is not None and link.relay == peer.peer_id and link.initiator:
+                self._nursery.start_soon(go_round, self._manager(), other, link)
 
     def addresses_changed(self, listening: tuple[Address, ...]) -> None:
         """This machine's interfaces are others."""

@@ -102,13 +102,17 @@ class Manager:
         """Peers and dials run in this nursery.  Its cancel ends every connection without a goodbye; `close` says one before."""
         self._nursery = nursery
 
-    async def close(self, *, grace_s: float) -> None:
-        """Say SHUTDOWN to everybody and wait until the connections have ended, at most `grace_s`."""
+    def leave(self) -> None:
+        """Say SHUTDOWN to everybody: no connection and no stream is made any more, those that stand may finish."""
         self._closing = True
         for shared in self._dialling.values():
             shared.scope.cancel()
         for peer in list(self.peers.values()):
-            peer.goaway(Code.SHUTDOWN)
+            peer.goaway(Code.SHUTDOWN, retry_ms=int(self._limits.redial_later_s * 1000))
+
+    async def close(self, *, grace_s: float) -> None:
+        """Leave, and wait until the connections have ended, at most `grace_s`."""
+        self.leave()
         with trio.move_on_after(grace_s):
             for peer in list(self.peers.values()):
                 await peer.wait_closed()

@@ -3,7 +3,8 @@
 What belongs together here and nowhere else: listeners, discovery, the peer book, the node's own signed record, and the manager of
 connections.  Each is a file of its own that does not know the others; this one connects them and owns their nursery.
 
-Order of the end: no new connections, SHUTDOWN to every peer, a second for them to go, then everything is cancelled, the known
+Order of the end: no new connections, SHUTDOWN to every peer; while circuits stand through this node, as long as its owner waits, for
+their ends to find another relay; a second for all others to go; then everything is cancelled, the known
 peers are written down and the sockets are closed.  A cancel of the surrounding scope takes the same way.
 """
 
@@ -88,6 +89,7 @@ class Net:
         rng: random.Random,
         relay: RelayOffer,
         portmap: bool,
+        notice_s: float,
         wall_time: Callable[[], float],
     ) -> None:
         self.peer_id = identity.peer_id
@@ -96,6 +98,7 @@ class Net:
         self.services = Services()
         self._scope = scope
         self._agent = agent
+        self._notice_s = min(notice_s, limits.relay_notice_s)
         self._inbound_max = min(limits.inbound_connections_max, descriptor_limit() // 4)
         self._transport = transport
         self._rng = rng
@@ -313,6 +316,9 @@ class Net:
 
     async def _stop(self) -> None:
         self._listeners.close()
+        self.access.relay.stop()
+        self.manager.leave()
+        await self.access.relay.emptied(self._notice_s)
         await self.manager.close(grace_s=GOODBYE_S)
         self.discovery.stop()
         self._announcer.close()
@@ -362,6 +368,7 @@ class Net:
     def _on_connected(self, peer: Peer, link: Link) -> None:
         self.book.connected(peer.peer_id, trio.current_time(), time.time(), run=link.peer_run, address=link.dialled)
         peer.heard = self._on_hello
+        peer.leaving = self.access.on_leaving
         self._watch.joined(peer)
         self._on_hello(peer, link.hello)
         self.discovery.on_connected(peer)

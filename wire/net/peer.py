@@ -71,6 +71,7 @@ class Peer:
         self.used = False  # streams of the application, ours or the peer's, or channels
         self.dialled: Address | None = link.dialled  # where it was reached last
         self.heard: Callable[[Peer, SessionHello], None] = lambda peer, hello: None  # a newer HELLO came
+        self.leaving: Callable[[Peer, GoAwayReceived], None] = lambda peer, event: None  # it said goodbye on its last connection
         self.moved: Callable[[Peer, Path], None] = lambda peer, before: None  # its path was another before
         self.rates = ByteRates()  # whoever watches the peer looks regularly
         self.since = trio.current_time()  # this primary connection stands, or there is none
@@ -350,11 +351,11 @@ class Peer:
         if not self.links:
             self.end(error)
 
-    def goaway(self, code: Code, *, detail: str = "") -> None:
+    def goaway(self, code: Code, *, detail: str = "", retry_ms: int = 0) -> None:
         """Say goodbye on all connections."""
         self._final = self._final or error_for(code, local=True, detail=detail)
         for link in self.all_links:
-            link.goaway(code, detail=detail)
+            link.goaway(code, detail=detail, retry_ms=retry_ms)
         if not self.links:
             self.end(self._final)
 
@@ -368,6 +369,8 @@ class Peer:
         lanes = self._lanes.get(link.home)
         if not link.lane:
             self._settle()
+            if self.primary is None:
+                self.leaving(self, event)
         elif lanes is not None:
             self._channels.use(link.home, lanes.usable())
 

@@ -10,6 +10,10 @@ What goes wrong.  Copying as fast as bytes come gives the line to whoever sends 
 still holds one piece of 64 KiB and a stream window, and nobody else.  The rate of a relay that nobody has set is a guess about
 somebody's line: it starts low and follows what the line has carried.
 
+The end.  A relay that just goes breaks every circuit, and what was under way waits until somebody has found another way.  One that is
+told to stop says GOAWAY first, takes nobody new and goes on copying; its clients find their other relay meanwhile (detour.py) and end
+their circuits themselves.  It goes when none is left, or when its time is over.
+
 The tables and the shares are sans-IO (`wire/reservations.py`, `wire/fairshare.py`); this file owns tasks and streams.
 Source: the project's wire specification, section "Relay"; the shape is that of libp2p's circuit relay v2.
 """
@@ -134,6 +138,7 @@ class RelayService:
         self._table = RelayTable(rate, limits)
         self._turns = _Turns(FairShare(rate, now=trio.current_time(), limits=limits))
         self._scopes: dict[int, trio.CancelScope] = {}
+        self._ended = trio.Event()  # set and replaced when a circuit ends
         self._nursery: trio.Nursery | None = None
 
     def serve(self, services: Services) -> None:
@@ -173,6 +178,16 @@ class RelayService:
                         self._end(ended)
             finally:
                 self._nursery = None  # circuits may end later than this: their notes are not sent then
+
+    def stop(self) -> None:
+        """No new places and circuits from now on.  Those that stand go on."""
+        self._table.stopping = True
+
+    async def emptied(self, notice_s: float) -> None:
+        """Until no circuit stands here, at most so long."""
+        with trio.move_on_after(notice_s):
+            while self._scopes:
+                await self._ended.wait()
 
     def _bulk_rate(self) -> float:
         if self._offer.bulk_rate is not None:
@@ -248,6 +263,8 @@ class RelayService:
                 raise error_for(Code.TIMEOUT, detail="the circuit has stood as long as it may, or its target is gone")
         finally:
             del self._scopes[circuit.id]
+            self._ended.set()
+            self._ended = trio.Event()
             for up in (True, False):
                 share.remove((circuit.id, up), trio.current_time())
             self._table.close(circuit.id)
