@@ -89,7 +89,7 @@ class Net:
         rng: random.Random,
         relay: RelayOffer,
         portmap: bool,
-        notice_s: float,
+        notice_s: Callable[[], float],
         wall_time: Callable[[], float],
     ) -> None:
         self.peer_id = identity.peer_id
@@ -98,7 +98,7 @@ class Net:
         self.services = Services()
         self._scope = scope
         self._agent = agent
-        self._notice_s = min(notice_s, limits.relay_notice_s)
+        self._notice_s = notice_s
         self._inbound_max = min(limits.inbound_connections_max, descriptor_limit() // 4)
         self._transport = transport
         self._rng = rng
@@ -318,7 +318,7 @@ class Net:
         self._listeners.close()
         self.access.relay.stop()
         self.manager.leave()
-        await self.access.relay.emptied(self._notice_s)
+        await self.access.relay.emptied(min(self._notice_s(), self.limits.relay_notice_s))
         await self.manager.close(grace_s=GOODBYE_S)
         self.discovery.stop()
         self._announcer.close()

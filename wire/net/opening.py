@@ -41,7 +41,7 @@ async def open_net(
     rng: random.Random | None = None,
     relay: RelayOffer | None = None,
     portmap: bool = False,
-    notice_s: float = NOTICE_S,
+    notice_s: Callable[[], float] = lambda: NOTICE_S,
     wall_time: Callable[[], float] = time.time,
 ) -> AsyncIterator[Net]:
     """The network of this node, running while the block runs.
@@ -49,9 +49,9 @@ async def open_net(
     `run`: run id of 32 bytes; None for a newcomer without a manifest, or a seed for all runs.  `listen`: addresses to bind, port
     0 for any; none at all for a node that only dials.  `data_dir`: where known peers and the sequence number are kept; None
     keeps nothing.  `relay`: what to do for others that cannot be dialled.  `portmap`: ask the router to forward our ports.
-    `notice_s`: how long the end waits for those whose circuits go through this node; no longer than `relay_notice_s`, and not
-    at all without a circuit.  `wall_time`: Unix time, to compare clocks with peers'.  Raises `BindFailed` if addresses were
-    given and none could be bound, before anything else happens.
+    `notice_s`: asked at the end, how long that may wait for those whose circuits go through this node; it waits no longer than
+    `relay_notice_s`, and not at all without a circuit.  `wall_time`: Unix time, to compare clocks with peers'.  Raises
+    `BindFailed` if addresses were given and none could be bound, before anything else happens.
     """
     net = Net(
         identity,
