@@ -267,7 +267,9 @@ class Limits:
     relay_signal_pair_circuits: int = 2  # one and its successor: a stranger alone cannot hold all four of a peer
     relay_bulk_circuits: int = 32  # a peer, at either end: 16 neighbours with control and one lane each
     relay_bulk_share_min_bytes_per_s: int = 256 * KIB  # below, a stage would hold up its pipeline: better no circuit than this one
-    relay_bulk_window_max_bytes: int = 4 * MIB  # what a broken circuit may have taken from one end and not given to the other
+    relay_signal_window_bytes: int = 64 * KIB  # a direction: a second at its rate
+    relay_bulk_window_bytes: int = 1 * MIB  # a direction, at first: 100 Mbit/s over 80 ms
+    relay_bulk_window_max_bytes: int = 4 * MIB  # 160 Mbit/s over 200 ms; a broken circuit may have taken so much and not given it
     relay_bulk_upload_share: float = 0.25  # of the measured upload, unless the operator sets a rate
     relay_bulk_start_bytes_per_s: float = 2e6  # until the line has shown more: a sixth of the slowest fibre's upload
     relay_peer_bytes_per_s: float = 20e6  # 160 Mbit/s, what a good household line sends
@@ -312,6 +314,9 @@ _NESTED: tuple[tuple[str, str], ...] = (
     ("relay_reservations_per_network", "relay_reservations_max"),
     ("relay_signal_pair_circuits", "relay_signal_circuits"),
     ("relay_notice_s", "draining_timeout_s"),  # else the notice would promise what the connection does not keep
+    ("relay_signal_window_bytes", "relay_bulk_window_bytes"),
+    ("relay_bulk_window_bytes", "relay_bulk_window_max_bytes"),
+    ("relay_bulk_window_max_bytes", "connection_window_max_bytes"),
     ("relay_quantum_bytes", "relay_bulk_share_min_bytes_per_s"),  # else a pair would have its turn less than once a second
     ("chunk_bytes", "record_plaintext_max_bytes"),
     ("chunk_bytes", "tensor_max_bytes"),

@@ -20,6 +20,7 @@ from typing import TypeVar
 import trio
 
 from wire.address import Address
+from wire.calls import PassedOn
 from wire.errors import Code, ConnectionLost, WireError, error_for
 from wire.events import GoAwayReceived, HelloReceived, Kind, StreamOpened
 from wire.identity import PeerId
@@ -158,7 +159,7 @@ class Peer:
         """
         message = encode(request)
         with trio.move_on_after(deadline_s):
-            stream = await self._open(Kind.MESSAGE, protocol, cls)
+            stream = await self.open(protocol, cls=cls)
             assert isinstance(stream, MessageStream)
             async with stream:
                 await stream.send(message, fin=True)
@@ -169,16 +170,13 @@ class Peer:
         raise error_for(Code.TIMEOUT, detail=f"{protocol}: no answer from {self.peer_id.short} within {deadline_s:g} s")
 
     async def open(
-        self, protocol: str, kind: Kind = Kind.MESSAGE, cls: int = 1, *, meta: bytes = b""
+        self, protocol: str, kind: Kind = Kind.MESSAGE, cls: int = 1, *, meta: bytes = b"", passed_on: PassedOn | None = None
     ) -> MessageStream | ByteStream:
         """A new stream of our own; use it as `async with`.  Data may be sent at once; a refusal comes as a `StreamReset`.
 
         `cls`: 1 control, 2 boundary tensors, 3 bulk, 4 background.  Waits if we open faster than the peer allows.  Raises
-        what ended the connection.  A cancel leaves nothing.
+        what ended the connection.  A cancel leaves nothing.  `passed_on`: what comes is for somebody else (`ByteStream.pass_on`).
         """
-        return await self._open(kind, protocol, cls, meta)
-
-    async def _open(self, kind: Kind, protocol: str, cls: int, meta: bytes = b"") -> MessageStream | ByteStream:
         await trio.lowlevel.checkpoint_if_cancelled()
         while True:
             link = self._for(cls)
@@ -194,7 +192,7 @@ class Peer:
             # A millisecond more: a wait that rounding has made as good as zero would be repeated without end.
             await trio.sleep(delay_s + 0.001)
         self.used = self.used or not housekeeping(protocol)
-        number = link.session.open_stream(kind, protocol, cls, meta=meta, now=trio.current_time())
+        number = link.session.open_stream(kind, protocol, cls, meta=meta, now=trio.current_time(), passed_on=passed_on)
         return (MessageStream if kind is Kind.MESSAGE else ByteStream)(link, number, protocol)
 
     # -- tensors

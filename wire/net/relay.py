@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 import trio
 
+from wire.calls import PassedOn
 from wire.envelope import NO_RUN, VerifiedCache
 from wire.errors import Code, WireError, error_for
 from wire.events import Kind
@@ -256,7 +257,9 @@ class RelayService:
             with scope:
                 meta = encode(CircuitIn(peer.peer_id.raw, circuit.cls, circuit.purpose, _host(peer)))
                 cls = LANE_CLASS if circuit.purpose is Purpose.LANE else CONTROL_CLASS
-                async with await target.open(OPENED, Kind.BYTE, cls, meta=meta) as far:
+                window = self._window(circuit)
+                stream.pass_on(*window)
+                async with await target.open(OPENED, Kind.BYTE, cls, meta=meta, passed_on=window) as far:
                     assert isinstance(far, ByteStream)
                     await self._splice(circuit, stream, far)
             if scope.cancelled_caught:
@@ -269,6 +272,13 @@ class RelayService:
                 share.remove((circuit.id, up), trio.current_time())
             self._table.close(circuit.id)
             self._tell(circuit, Note.ENDED)
+
+    def _window(self, circuit: Circuit) -> PassedOn:
+        """What each end may send before the other has taken it: at first, and at most."""
+        limits = self._limits
+        if circuit.cls is RelayClass.SIGNAL:
+            return limits.relay_signal_window_bytes, limits.relay_signal_window_bytes
+        return limits.relay_bulk_window_bytes, limits.relay_bulk_window_max_bytes
 
     def _may_open(self, peer_id: PeerId, now: float) -> bool:
         limits = self._limits
