@@ -146,6 +146,7 @@ class Limits:
 
     # Lanes: bulk connections of a peer pair, and what outlives a connection
     lanes_max: int = 4  # more costs memory and is unfair to the others on the household's line
+    lanes_punched_max: int = 2  # each lane of a punched pair is another punch and another mapping at both routers
     lanes_start: int = 2  # under a congestion control that takes loss for congestion: one such connection fills few lines
     lanes_start_bbr: int = 1
     lane_wait_s: float = 2.0  # chunks have waited so long running: the lanes that there are do not suffice
@@ -240,6 +241,8 @@ class Limits:
     punch_dial_s: float = 4.0  # the kernel repeats its SYN after 1 s and 3 s
     punch_retry_s: float = 3.0  # after a refusal
     punches_at_once: int = 16
+    punch_lane_interval_s: float = 10.0  # a lane that a peer has us punch: a port, a question outside and a dial each
+    punch_lane_burst: float = 6.0  # two lanes, three tries each
     neighbours_max: int = 3  # private addresses of a peer behind our own router: cable, radio, and one to spare
 
     # Port mapping

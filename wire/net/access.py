@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from wire.address import Address, Scope
+from wire.address import Address, AddressClass, Scope
 from wire.events import GoAwayReceived
 from wire.identity import Identity, PeerId
 from wire.limits import Limits
@@ -27,9 +27,11 @@ from wire.net.book import PeerBook
 from wire.net.circuits import OPENED, Circuits
 from wire.net.detour import go_round
 from wire.net.dial import DialRate
+from wire.net.link import Link
 from wire.net.manager import Manager
 from wire.net.metering import PROTOCOL as NOTE
 from wire.net.metering import Metering
+from wire.net.morelanes import MoreLanes
 from wire.net.netevents import AccessChanged, NetEvent, ReachChanged
 from wire.net.ownrecord import Standing
 from wire.net.peer import Peer
@@ -39,8 +41,9 @@ from wire.net.reach import ReachService
 from wire.net.relay import RelayOffer, RelayService
 from wire.net.relays import RelayKeeper
 from wire.net.services import Service, Services
-from wire.net.transport import Pipe, Transport
+from wire.net.transport import Pipe, Transport, literal
 from wire.net.uplink import Uplink
+from wire.path import PathKind
 from wire.reachability import Finding, Reach
 
 
@@ -73,6 +76,7 @@ class Access:
         self._own = identity.peer_id
         self._scope = scope
         self._limits = limits
+        self._transport = transport
         self._book = book
         self._manager = manager
         self._dials: dict[PeerId, trio.Lock] = {}  # of relays that are being dialled
@@ -131,9 +135,18 @@ class Access:
             adopt=lambda link: manager().adopt(link),
             emit=emit,
         )
+        self.more_lanes = MoreLanes(
+            limits,
+            transport,
+            rate=rate,
+            peers=lambda: [peer for peer in manager().peers.values() if not peer.closed],
+            join=self._join,
+            rng=rng,
+        )
         # Only in `internet` scope: within a house nobody comes through the router.
         self.portmap = PortMapping(limits, changed=self._mapped, emit=emit) if portmap and scope is Scope.INTERNET else None
         self.punch.serve(services)
+        self.more_lanes.serve(services)
         self.reach.serve(services)
         services.add(OPENED, Service(self.circuits.take, guest=True))
         self.relay.serve(services)
@@ -166,6 +179,16 @@ class Access:
         if self.public or not (seed or (who is not None and who in self.relays.holders())):
             return 0
         return next((bound.port for bound in self.listening if bound.kind == address.kind), 0)
+
+    async def lane_pipe(self, control: Link) -> Pipe:
+        """A pipe for a lane of that control connection.  Raises WireError, OSError or TooSlowError."""
+        info = control.pipe.info()
+        if info.path.kind is PathKind.PUNCHED and literal(*info.remote).scope_class is AddressClass.GLOBAL:
+            return await self.more_lanes.open(control)
+        with trio.fail_after(self._limits.dial_timeout_s):
+            if info.relay is not None:
+                return await self.circuits.open(info.relay, control.peer_id, True)
+            return await self._transport.dial(literal(*info.remote))
 
     def start(self, listening: tuple[Address, ...], nursery: trio.Nursery) -> None:
         """Works from now on until the nursery ends."""
@@ -264,6 +287,9 @@ class Access:
 
     async def _accept(self, pipe: Pipe) -> None:
         await self._manager().accept(pipe)
+
+    async def _join(self, pipe: Pipe, who: PeerId) -> None:
+        await self._manager().adopt(await self._manager().authenticate(pipe, False, who))
 
     async def _to_relay(self, relay: PeerId, at: Address | None) -> Peer:
         """A direct connection to a relay.  Callers that come together share one dial."""

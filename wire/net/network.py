@@ -137,7 +137,8 @@ class Net:
             lost=self._on_lost,
             dialled=lambda peer_id, ok: None if ok else self.book.failed(peer_id),
             rate=rate,
-            circuit=lambda relay, target, bulk, at: self.access.circuits.open(relay, target, bulk, at),
+            circuit=lambda relay, target, at: self.access.circuits.open(relay, target, False, at),
+            lane=lambda control: self.access.lane_pipe(control),
             local_port=lambda address, who, seed: self.access.local_port(address, who, seed),
         )
         self._watch = Watch(limits, peers=lambda: self.manager.peers.values(), wall_time=wall_time, emit=self._announcer.emit)
