@@ -70,6 +70,7 @@ class Peer:
         self.last = link  # the connection that came last; it may have ended
         self.path = link.pipe.info().path  # of the primary connection; while there is none, of the last one
         self.used = False  # streams of the application, ours or the peer's, or channels
+        self.parted = False  # it has said that it stops
         self.dialled: Address | None = link.dialled  # where it was reached last
         self.heard: Callable[[Peer, SessionHello], None] = lambda peer, hello: None  # a newer HELLO came
         self.leaving: Callable[[Peer, GoAwayReceived], None] = lambda peer, event: None  # it said goodbye on its last connection
@@ -99,6 +100,11 @@ class Peer:
     @property
     def closed(self) -> bool:
         return self._gone.is_set()
+
+    @property
+    def there(self) -> bool:
+        """Whether to count on it: neither gone nor, by its own word, going."""
+        return not self.closed and not (self.parted and self.primary is None)
 
     @property
     def guest(self) -> bool:
@@ -288,8 +294,7 @@ class Peer:
             self._lanes[primary].asked(count)
 
     def _settle(self) -> None:
-        primary = self.primary
-        if primary is None:
+        if (primary := self.primary) is None:
             return
         if primary is not self._placed:
             self._placed, self.since = primary, trio.current_time()
@@ -312,8 +317,7 @@ class Peer:
     async def _run_lane(self, link: Link) -> None:
         await link.run(self)
         self.tally.add(link)
-        lanes = self._lanes.get(link.home)
-        if lanes is not None:
+        if (lanes := self._lanes.get(link.home)) is not None:
             lanes.ended(link)
 
     async def _run_link(self, link: Link) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 
 import pytest
@@ -14,7 +15,7 @@ from tests.wire.sim.test_relay import QUESTION, Town, meet, town, until
 from wire.errors import Code
 from wire.messages import Want
 from wire.net import DialFailed, Net, Peer
-from wire.net.netevents import PathChanged
+from wire.net.netevents import NetEvent, PathChanged, PeerLost
 from wire.net.network import GOODBYE_S
 from wire.net.relay import RelayOffer
 from wire.relayrefusals import Refusal, Why
@@ -198,8 +199,8 @@ async def test_the_notice_has_an_end(notice_s: float, longest_s: float, autojump
         relay = await t.relay(relay=RATE)
         relay._notice_s = lambda: notice_s
         a, b, peer = await meet(t, ("symmetric", "symmetric"))
-        voucher = a.book.vouchers(b.peer_id)[0]
         await trio.sleep(10)
+        heard = a.events()
         took: list[float] = []
 
         async def act() -> None:
@@ -211,15 +212,24 @@ async def test_the_notice_has_an_end(notice_s: float, longest_s: float, autojump
             assert not took
             assert await peer.call("echo", QUESTION, Want, deadline_s=1) == QUESTION
             for net in (a, b):
-                assert not net.access.relays.places
+                assert not net.access.relays.places and net.peer(relay.peer_id) is None
             table = relay.access.relay._table
             now = trio.current_time()
             place = table.reserve(a.peer_id, 2, "9.9.9.9", member=True, over_circuit=False, connection="new", now=now)
             assert isinstance(place, Refusal) and place.why is Why.STOPPING and place.retry_s
-            assert voucher and relay.gauges()["relay_circuits_bulk"] == 1
+            assert relay.gauges()["relay_circuits_bulk"] == 1
             with pytest.raises(DialFailed):
                 await a.dial(relay.addresses[0], deadline_s=1)
         assert longest_s <= took[0] <= longest_s + GOODBYE_S + 0.1
+        await until(lambda: a.manager.peers.get(relay.peer_id) is None)
+        lost = [event for event in _waiting(heard) if isinstance(event, PeerLost) and event.peer_id == relay.peer_id]
+        assert len(lost) == 1 and lost[0].reason.code is Code.SHUTDOWN, "it is told once, when it was said"
+
+
+def _waiting(channel: trio.MemoryReceiveChannel[NetEvent]) -> Iterator[NetEvent]:
+    with suppress(trio.WouldBlock, trio.EndOfChannel):
+        while True:
+            yield channel.receive_nowait()
 
 
 async def test_a_relay_without_circuits_does_not_wait(autojump_clock: Clock) -> None:
