@@ -233,7 +233,8 @@ class Access:
 
     def gauges(self) -> dict[str, int]:
         """What is held for others, or by others for us; all 0 in a node without peers."""
-        return {**self.relay.gauges(), **self.reach.gauges(), **self.punch.gauges(), "places": len(self.relays.places)}
+        parts = (self.relay, self.reach, self.punch, self.more_lanes)
+        return {name: count for part in parts for name, count in part.gauges().items()} | {"places": len(self.relays.places)}
 
     @property
     def verdict(self) -> AccessChanged:

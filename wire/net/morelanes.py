@@ -77,6 +77,9 @@ class MoreLanes:
         """Answer `punch-lane/1` of members."""
         services.add(PROTOCOL, Service(self._answer))
 
+    def gauges(self) -> dict[str, int]:
+        return {"lane_punching": len(self._busy)}
+
     async def open(self, control: Link) -> Pipe:
         """A pipe beside the punched connection `control`, which we dial the lanes of.  Raises WireError, OSError or TooSlowError."""
         peer = next((peer for peer in self._peers() if peer.primary is control), None)
