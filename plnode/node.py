@@ -17,6 +17,7 @@ import trio
 from plnode.exits import BadInput, ExitCode, Outcome
 from plnode.heard import told
 from plnode.lastword import LastWord
+from plnode.leaving import Leaving
 from plnode.manifest import SignedManifest
 from plnode.memory import PROCESS_LEAST_BYTES, room_for_stage, system_limit
 from plnode.observe import events as e
@@ -116,6 +117,7 @@ async def _network(
     status, metrics = Status(), Metrics()
     recorder.add(status)
     recorder.add(metrics)
+    leaving = Leaving(settings.stop_grace_s)
     trio.lowlevel.add_instrument(watch)
     try:
         offer = RelayOffer(settings.relay, settings.relay_rate)
@@ -129,7 +131,9 @@ async def _network(
             announce=settings.announce,
             relay=offer,
             portmap=settings.portmap,
+            notice_s=leaving.notice_s,
         ) as net, trio.open_nursery() as nursery:
+            nursery.start_soon(leaving.watch)
             await nursery.start(serve_status, settings.status_socket, status, metrics.text)
             yield net, net.events(), watch
             nursery.cancel_scope.cancel()

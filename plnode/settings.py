@@ -23,6 +23,7 @@ from wire.identity import PeerId
 __all__ = ["ENVIRONMENT_PREFIX", "Settings", "SettingsError", "load_settings", "parse_size"]
 
 ENVIRONMENT_PREFIX = "PLNODE_"
+STOP_GRACE_S = 10  # of `docker stop`
 _FILE_VARIABLE = "PLNODE_SETTINGS"
 _ENVIRONMENT = "the environment"
 
@@ -62,6 +63,8 @@ class Settings:
     """Threads of the device's computation."""
     memory_bytes: int | None
     """What the stage may use; None: what the machine has free."""
+    stop_grace_s: int
+    """How long whoever stops this node waits before killing it; the way out fits into that."""
     log_level: str
 
     @property
@@ -90,6 +93,7 @@ class _Keys:
     device: Annotated[str | None, OneOf(("cpu", "cuda")), Doc("Where the stage computes.")] = None
     threads: Annotated[int | None, Bounds(1, 1024), Doc("Threads of the device.")] = None
     memory: Annotated[str | None, Text(1, 32), Doc('Memory for the stage, e.g. "6GiB".')] = None
+    stop_grace: Annotated[int | None, Bounds(2, 600), Doc("Seconds that whoever stops the node waits: docker stop's 10.")] = None
     log_level: Annotated[str | None, OneOf(("debug", "info", "warning", "error")), Doc("What stderr shows.")] = None
 
 
@@ -177,6 +181,7 @@ def _settings(keys: dict[str, Any], origin: dict[str, str], default_listen: str)
         device=keys.get("device", "cpu"),
         threads=keys.get("threads", 1),
         memory_bytes=memory,
+        stop_grace_s=keys.get("stop_grace", STOP_GRACE_S),
         log_level=keys.get("log_level", "info"),
     )
 

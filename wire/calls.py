@@ -21,6 +21,7 @@ from .records import FrameType
 from .replies import RESET_HEAD
 from .streams import Input, State, Stream, move_local
 
+PassedOn = tuple[int, int]  # bytes of a window that is kept apart (windows.py): at first, and at most
 OPENS_SHARE = 0.5  # of the peer's burst: what left in 2 s may arrive at once, and a reset costs a token, too
 _ORDER_MAX = 2**63 - 1
 
@@ -40,12 +41,14 @@ class StreamCalls:
         bucket = self._opens
         return max(0.0, (1.0 - bucket.tokens) / bucket.per_s - (now - bucket.last))
 
-    def open_stream(self, kind: Kind, protocol: str, cls: int, *, meta: bytes = b"", order: int = 0, now: float) -> int:
+    def open_stream(
+        self, kind: Kind, protocol: str, cls: int, *, meta: bytes = b"", order: int = 0, now: float, passed_on: PassedOn | None = None
+    ) -> int:
         """Open a stream and return its id; data may be sent at once.
 
-        `cls` 1..4 (chunks: 2..4); `order` sorts within class 2.  Raises LimitExceeded if the peer has as many of our streams
-        as it keeps, or we open faster than it allows (see `open_delay_s`), LocalProtocolError if the connection takes no new
-        streams.
+        `cls` 1..4 (chunks: 2..4); `order` sorts within class 2.  `passed_on`: as `pass_on`, from the start.  Raises
+        LimitExceeded if the peer has as many of our streams as it keeps, or we open faster than it allows (see `open_delay_s`),
+        LocalProtocolError if the connection takes no new streams.
         """
         conn = self._conn
         kind = Kind(kind)
@@ -59,6 +62,9 @@ class StreamCalls:
         if conn.outbound_live >= most:
             raise LimitExceeded("max_streams", conn.outbound_live + 1, most)
         own, quarter = conn.window_for(kind, cls, self._hello.bulk_window)
+        if passed_on is not None:
+            own = min(own, passed_on[0])
+            quarter = own // 4
         peer_bulk = conn.hello.bulk_window if conn.hello is not None else conn.limits.stream_window_min_bytes
         theirs, _ = conn.window_for(kind, cls, peer_bulk)
         body = encode(OpenBody(kind, protocol, cls, own, meta))
@@ -69,7 +75,7 @@ class StreamCalls:
         stream = Stream(number, kind, cls, protocol, order, SendWindow(theirs), ReceiveWindow(own, quarter=quarter))
         move_local(stream, Input.SEND_OPEN)
         conn.add(stream, own=True)
-        if conn.windows.start_from_memory(stream):
+        if conn.windows.start_from_memory(stream) if passed_on is None else conn.windows.pass_on(stream, *passed_on):
             body = encode(OpenBody(kind, protocol, cls, stream.recv.limit, meta))
         conn.replies.add(FrameType.OPEN, number, body)
         return number
@@ -85,6 +91,14 @@ class StreamCalls:
         conn.pending -= 1
         conn.windows.start_from_memory(s)
         conn.replies.add(FrameType.ACCEPT, stream, encode(AcceptBody(s.recv.limit)))
+
+    def pass_on(self, stream: int, start: int, most: int) -> None:
+        """What comes on this byte stream, which was accepted, is for somebody else: keep its window of `start` to `most` bytes apart."""
+        s = self._conn.stream(stream)
+        if not s.accepted:
+            raise LocalProtocolError(f"stream {stream} is not accepted")
+        if self._conn.windows.pass_on(s, start, most):
+            self._conn.replies.add_credit(stream, s.recv.limit)
 
     def refuse(self, stream: int, code: Code) -> None:
         """Refuse a stream that the peer opened and that was not accepted."""

@@ -183,7 +183,7 @@ class Connection:
         self.blocked.pop(stream.id, None)
         self.scheduler.discard(stream, stream.cls)
         self.replies.forget_credit(stream.id)
-        self.windows.remember(stream)
+        self.windows.ended(stream)
         if stream.kind is not Kind.CHUNKS:
             unsent = stream.drop_queued()
             if unsent:
@@ -262,7 +262,7 @@ class Connection:
 
     def _finish(self, error: WireError | None) -> None:
         for stream in self.streams.values():
-            self.windows.remember(stream)
+            self.windows.ended(stream)
             stream.state = State.CLOSED
             stream.drop_queued()
             stream.drop_unread()

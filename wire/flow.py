@@ -70,7 +70,8 @@ class ReceiveWindow:
     """What the peer may send.  `arrived` bytes came, `consumed` of them were read, `limit` is what was announced."""
 
     __slots__ = (
-        "arrived", "consumed", "grows", "limit", "mark_arrived", "mark_at", "mark_consumed", "previous", "quarter", "size", "start",
+        "apart", "arrived", "consumed", "grows", "limit", "mark_arrived", "mark_at", "mark_consumed", "most", "previous", "quarter",
+        "size", "start",
     )  # fmt: skip
 
     def __init__(self, size: int, *, quarter: int | None = None, announced: int | None = None) -> None:
@@ -84,6 +85,8 @@ class ReceiveWindow:
         self.arrived = 0
         self.consumed = 0
         self.grows = False
+        self.most = 0  # it grows to so much; 0: as any other
+        self.apart = False  # its bytes are not for us, and may stay here for long: it comes on top of the connection's window
         self.mark_at = 0.0  # since when the two below are counted, to see whether the window holds the sender up
         self.mark_consumed = self.mark_arrived = 0
 

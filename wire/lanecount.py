@@ -41,10 +41,10 @@ class LaneCount:
     """`sample` a few times a second while a channel exists; `target` is how many lanes there should be."""
 
     def __init__(self, limits: Limits, *, congestion: str, same_machine: bool, path: Path = DIRECT) -> None:
-        """A relayed pair has one bulk connection and never another: the relay's rate is shared by pair.  A punched one has none: its
-        routers have one hole."""
+        """A relayed pair has one bulk connection and never another: the relay's rate is shared by pair.  A punched one has
+        few: each is a hole of its own."""
         self._limits = limits
-        most = {PathKind.DIRECT: limits.lanes_max, PathKind.RELAYED: min(1, limits.lanes_max), PathKind.PUNCHED: 0}[path.kind]
+        most = min(limits.lanes_max, {PathKind.RELAYED: 1, PathKind.PUNCHED: limits.lanes_punched_max}.get(path.kind, limits.lanes_max))
         start = limits.lanes_start_bbr if congestion.startswith("bbr") else limits.lanes_start
         self.target = 0 if same_machine else min(start, most)
         self._most = 0 if same_machine else most

@@ -146,6 +146,7 @@ class Limits:
 
     # Lanes: bulk connections of a peer pair, and what outlives a connection
     lanes_max: int = 4  # more costs memory and is unfair to the others on the household's line
+    lanes_punched_max: int = 2  # each lane of a punched pair is another punch and another mapping at both routers
     lanes_start: int = 2  # under a congestion control that takes loss for congestion: one such connection fills few lines
     lanes_start_bbr: int = 1
     lane_wait_s: float = 2.0  # chunks have waited so long running: the lanes that there are do not suffice
@@ -240,6 +241,8 @@ class Limits:
     punch_dial_s: float = 4.0  # the kernel repeats its SYN after 1 s and 3 s
     punch_retry_s: float = 3.0  # after a refusal
     punches_at_once: int = 16
+    punch_lane_interval_s: float = 10.0  # a lane that a peer has us punch: a port, a question outside and a dial each
+    punch_lane_burst: float = 6.0  # two lanes, three tries each
     neighbours_max: int = 3  # private addresses of a peer behind our own router: cable, radio, and one to spare
 
     # Port mapping
@@ -267,11 +270,15 @@ class Limits:
     relay_signal_pair_circuits: int = 2  # one and its successor: a stranger alone cannot hold all four of a peer
     relay_bulk_circuits: int = 32  # a peer, at either end: 16 neighbours with control and one lane each
     relay_bulk_share_min_bytes_per_s: int = 256 * KIB  # below, a stage would hold up its pipeline: better no circuit than this one
-    relay_bulk_window_max_bytes: int = 4 * MIB  # what a broken circuit may have taken from one end and not given to the other
+    relay_signal_window_bytes: int = 64 * KIB  # a direction: a second at its rate
+    relay_bulk_window_bytes: int = 1 * MIB  # a direction, at first: 100 Mbit/s over 80 ms
+    relay_bulk_window_max_bytes: int = 4 * MIB  # 160 Mbit/s over 200 ms; a broken circuit may have taken so much and not given it
     relay_bulk_upload_share: float = 0.25  # of the measured upload, unless the operator sets a rate
     relay_bulk_start_bytes_per_s: float = 2e6  # until the line has shown more: a sixth of the slowest fibre's upload
     relay_peer_bytes_per_s: float = 20e6  # 160 Mbit/s, what a good household line sends
     relay_burst_s: float = 1.0  # of each rate: a tensor of the small kind passes at once
+    relay_notice_s: float = 30.0  # a relay that stops lets its circuits stand for so long, if whoever stops it waits
+    relay_left_most_s: float = 600.0  # one that says every time that it stops, and does not, is asked again after so long
     relay_opens_per_s: float = 0.5  # circuits that one peer opens: each is a stream to the target and two notes
     relay_opens_burst: float = 64.0  # whoever starts has 32 neighbours, with a control circuit and a lane each
     relay_quantum_bytes: int = 64 * KIB  # of a pair's turn: 0.25 s at the least share, and few turns a megabyte
@@ -309,6 +316,10 @@ _NESTED: tuple[tuple[str, str], ...] = (
     ("voucher_max_bytes", "peer_record_max_bytes"),
     ("relay_reservations_per_network", "relay_reservations_max"),
     ("relay_signal_pair_circuits", "relay_signal_circuits"),
+    ("relay_notice_s", "draining_timeout_s"),  # else the notice would promise what the connection does not keep
+    ("relay_signal_window_bytes", "relay_bulk_window_bytes"),
+    ("relay_bulk_window_bytes", "relay_bulk_window_max_bytes"),
+    ("relay_bulk_window_max_bytes", "connection_window_max_bytes"),
     ("relay_quantum_bytes", "relay_bulk_share_min_bytes_per_s"),  # else a pair would have its turn less than once a second
     ("chunk_bytes", "record_plaintext_max_bytes"),
     ("chunk_bytes", "tensor_max_bytes"),

@@ -2,7 +2,7 @@
 
 Three ways lead to a peer, and who chooses among peers must tell them apart: a relay's line is shared with strangers and its
 owner pays for it, so what need not hurry does not go over it.  A punched connection is as good as a direct one once it stands,
-but to make a second one costs another punch, so lanes are rare there.
+but to make a second one costs another punch, so lanes are few there.
 
 The path belongs to the pipe: whoever made the pipe knows it (`PipeInfo.path`), and nobody above asks how.
 """

@@ -19,6 +19,7 @@ __all__ = ["CODES", "Refusal", "Why"]
 class Why(StrEnum):
     """Which rule refused; the text is what a person reads."""
 
+    STOPPING = "this relay is about to stop"
     CHAIN = "relays are not chained: ask over a direct connection"
     SELF = "source and target are one"
     CLASS = "no such class or purpose"
@@ -42,6 +43,7 @@ class Why(StrEnum):
 
 
 CODES: dict[Why, Code] = {
+    Why.STOPPING: Code.SHUTDOWN,
     Why.CHAIN: Code.PROTOCOL,
     Why.SELF: Code.SELF,
     Why.CLASS: Code.PROTOCOL_UNKNOWN,

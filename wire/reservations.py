@@ -115,11 +115,12 @@ class RelayTable:
     """Of one relay process.  `bulk_rate`: bytes per second that it relays in class bulk, 0 = none; may be set anew at any time."""
 
     __slots__ = (
-        "_circuits", "_ended", "_limits", "_networks", "_next_id", "_pairs", "_per_peer", "_places", "_requests", "bulk_rate",
+        "_circuits", "_ended", "_limits", "_networks", "_next_id", "_pairs", "_per_peer", "_places", "_requests", "bulk_rate", "stopping",
     )  # fmt: skip
 
     def __init__(self, bulk_rate: float, limits: Limits = DEFAULT_LIMITS) -> None:
         self.bulk_rate = bulk_rate
+        self.stopping = False  # set once: no new places and circuits, those that stand go on
         self._limits = limits
         self._places: dict[PeerId, _Place] = {}
         self._networks: Counter[str] = Counter()
@@ -140,6 +141,8 @@ class RelayTable:
         host: the peer's address as seen here.  member: of this relay's run.  over_circuit: the request came through a relay.
         """
         limits = self._limits
+        if self.stopping:
+            return Refusal(Why.STOPPING, limits.redial_later_s)
         if over_circuit:
             return Refusal(Why.CHAIN)
         if cls not in (RelayClass.SIGNAL, RelayClass.BULK):
@@ -200,6 +203,8 @@ class RelayTable:
         members: whether source and target belong to this relay's run.
         """
         limits = self._limits
+        if self.stopping:
+            return Refusal(Why.STOPPING, limits.redial_later_s)
         if over_circuit:
             return Refusal(Why.CHAIN)
         if source == target:

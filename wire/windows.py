@@ -14,6 +14,9 @@ What goes wrong:
 - *Credit may not fall.*  A window becomes smaller by not being renewed until its reader has caught up.
 - *A stream's window above its connection's* is worth nothing, so a stream that outgrows it takes the connection along; if that
   cannot grow, the stream does not.
+- *A stream that we only pass on* (a circuit) is read when somebody else reads, who may be dead.  With a window as large as its
+  connection's it takes all of the connection's credit, and every other stream stands still with it.  So such windows are kept
+  *apart*: the connection's is larger by what they have together, and they end at a bound of their own.
 
 All decisions are made at renewals, once in a quarter of a window; a read or a record in between costs what it cost before.  The
 time of a read is the newest `now` that the session was told (`receive`, `pull`, `tick`): what an application reads arrived just
@@ -27,6 +30,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .budget import Reservation, UnreadBudget
+from .errors import LocalProtocolError
 from .events import Kind
 from .flow import ReceiveWindow
 from .limits import Limits
@@ -54,7 +58,7 @@ class WindowGauges:
 class Windows:
     """The receive windows of one session.  `now` is the newest time that the session knows."""
 
-    __slots__ = ("_guest", "_limits", "_memory", "_replies", "_reservation", "_rtt", "connection", "now")
+    __slots__ = ("_apart", "_guest", "_limits", "_memory", "_replies", "_reservation", "_rtt", "connection", "now")
 
     def __init__(
         self,
@@ -85,6 +89,7 @@ class Windows:
         self._guest = guest
         self._reservation = reservation
         self._memory = remembered
+        self._apart = 0  # bytes of all windows that are kept apart
         self.now = now
         # Both sides start from the guest's window, the smallest; the first CREDIT raises it, so they need not agree on more.
         self.connection = ReceiveWindow(start, announced=least)
@@ -113,8 +118,31 @@ class Windows:
         stream.recv.resize(wanted)
         return True
 
-    def remember(self, stream: Stream) -> None:
-        """A stream ends.  One that was never read says nothing about the path."""
+    def pass_on(self, stream: Stream, start: int, most: int) -> bool:
+        """What comes on this stream is for somebody else: keep its window apart, `start` bytes that may become `most`; True if it rose.
+
+        Without budget for that it stays smaller.  What was announced before stays announced.
+        """
+        window = stream.recv
+        if window.apart:
+            raise LocalProtocolError(f"stream {stream.id} is passed on already")
+        window.most = most
+        window.grows = window.grows and start < most
+        size = min(window.size, start)
+        if self._grow_connection(self.connection.start + self._apart + start):
+            size = start
+        window.apart = True
+        self._apart += size
+        rose = size > window.size
+        window.resize(size)
+        window.start = min(window.start, size)
+        return rose
+
+    def ended(self, stream: Stream) -> None:
+        """A stream ends.  One that was never read says nothing about the path, one that is passed on about ours."""
+        if stream.recv.apart:
+            self._apart -= stream.recv.size
+            return
         if self._memory is not None and stream.recv.grows and stream.recv.consumed:
             self._memory.put(stream.protocol, stream.recv.size)
 
@@ -125,12 +153,18 @@ class Windows:
         if not window.grows:
             return True
         if self._reservation.short and window.size > window.start:
-            return window.fall_back()
-        most = self._limits.stream_window_max_bytes
+            before = window.size
+            announce = window.fall_back()
+            self._apart -= before - window.size if window.apart else 0
+            return announce
+        most = window.most or self._limits.stream_window_max_bytes
         if window.size < most and self._held_up(window) and self._reservation.growing:
             size = min(2 * window.size, most)
-            if size <= self.connection.size or self._grow_connection(size):
+            more = size - window.size
+            need = self.connection.start + self._apart + more if window.apart else size
+            if need <= self.connection.size or self._grow_connection(need):
                 window.resize(size)
+                self._apart += more if window.apart else 0
         return True
 
     def renew_connection(self) -> None:
@@ -181,6 +215,8 @@ class Windows:
 
     def _grow_connection(self, size: int) -> bool:
         window = self.connection
+        if size <= window.size:
+            return True
         if not window.grows or size > self._limits.connection_window_max_bytes:
             return False
         if not self._reservation.growing or not self._reservation.grow(size):

@@ -10,6 +10,7 @@ import click
 from plnode.cli.options import checked_seeds, node_options, settings_from
 from plnode.cli.service import exit_with_stdin, opened_recorder, run_until_signal
 from plnode.exits import BadInput
+from plnode.leaving import patience_of
 from plnode.manifest import SignedManifest
 from plnode.observe.events import NodeStopped
 from wire.identity import Identity, lock_data_folder
@@ -38,12 +39,16 @@ def command(manifest_file: Path, as_json: bool, **flags: Any) -> int:
         raise BadInput("a node that joins needs a seed list", "Give --seeds: host:port, a file of them or its URL (or PLNODE_SEEDS).")
     checked_seeds(settings)
     signed = SignedManifest.load(manifest_file)
+    patience = patience_of(settings.stop_grace_s)
     if flags["exit_with_stdin"]:
-        exit_with_stdin()
+        exit_with_stdin(patience)
     with lock_data_folder(settings.data_dir), opened_recorder(json=as_json, level=settings.log_level) as recorder:
         identity = Identity.load_or_create(settings.key_file)
         from plnode.node import run_node  # torch: only once everything that the user gave is in order
 
         return run_until_signal(
-            lambda: run_node(settings, signed, identity, recorder), lambda reason: recorder.emit(NodeStopped(reason)), leaves=True
+            lambda: run_node(settings, signed, identity, recorder),
+            lambda reason: recorder.emit(NodeStopped(reason)),
+            leaves=True,
+            patience_s=patience,
         )

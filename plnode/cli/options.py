@@ -17,7 +17,8 @@ __all__ = ["checked_seeds", "node_options", "settings_from"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 _KEYS = (
-    "name", "data", "listen", "seeds", "scope", "announce", "relay", "relay_rate", "portmap", "device", "threads", "memory", "log_level"
+    "name", "data", "listen", "seeds", "scope", "announce", "relay", "relay_rate", "portmap", "device", "threads", "memory", "stop_grace",
+    "log_level",
 )  # fmt: skip
 
 
@@ -34,6 +35,7 @@ def node_options(*, computes: bool, json_help: str = "Events as JSON lines on st
         click.option("--portmap", type=click.Choice(["off", "on"]), help="Ask the router to forward this node's ports (default: off)."),
         click.option("--name", metavar="NAME", help="Name shown to others (default: the host's)."),
         *_compute_options(computes),
+        click.option("--stop-grace", type=click.IntRange(2, 600), metavar="SECONDS", help="How long a stop waits for it (default: 10)."),
         click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="What stderr shows."),
         click.option("--settings", "settings_file", type=click.Path(path_type=Path), help="Settings file (TOML, same keys)."),
         click.option("--json", "as_json", is_flag=True, help=json_help),

@@ -9,6 +9,7 @@ import click
 
 from plnode.cli.options import checked_seeds, node_options, settings_from
 from plnode.cli.service import exit_with_stdin, opened_recorder, run_until_signal
+from plnode.leaving import patience_of
 from plnode.manifest import SignedManifest
 from plnode.observe.events import NodeStopped
 from wire.identity import Identity, lock_data_folder
@@ -37,12 +38,16 @@ def command(as_json: bool, manifest_file: Path | None, **flags: Any) -> int:
     settings = settings_from(flags)
     checked_seeds(settings)
     run = None if manifest_file is None else SignedManifest.load(manifest_file).run_id
+    patience = patience_of(settings.stop_grace_s)
     if flags["exit_with_stdin"]:
-        exit_with_stdin()
+        exit_with_stdin(patience)
     with lock_data_folder(settings.data_dir), opened_recorder(json=as_json, level=settings.log_level) as recorder:
         identity = Identity.load_or_create(settings.key_file)
         from plnode.node import run_seed
 
         return run_until_signal(
-            lambda: run_seed(settings, identity, recorder, run), lambda reason: recorder.emit(NodeStopped(reason)), leaves=True
+            lambda: run_seed(settings, identity, recorder, run),
+            lambda reason: recorder.emit(NodeStopped(reason)),
+            leaves=True,
+            patience_s=patience,
         )

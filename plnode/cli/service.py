@@ -2,8 +2,8 @@
 
 How `seed`, `join` and `demo` end, in order of politeness:
 
-1. SIGTERM or SIGINT: the program's task is cancelled and gets `PATIENCE_S` to say goodbye.  A node that was told to stop and has
-   left has done all that it was asked: after SIGTERM it exits with 0 (`leaves`).  Otherwise the exit code is 128 + signal.
+1. SIGTERM or SIGINT: the program's task is cancelled and gets its patience to say goodbye (`leaving.py`).  A node that was told to stop
+   and has left has done all that it was asked: after SIGTERM it exits with 0 (`leaves`).  Otherwise the exit code is 128 + signal.
 2. A second signal, or the patience is over: the process ends at once, with 128 + signal.
 3. With `--exit-with-stdin`, the end of stdin counts as SIGTERM.  A parent that starts nodes keeps the other end of their stdin;
    if the parent is killed (also with SIGKILL) the kernel closes it and no node is left behind.  The watcher is a thread and not a
@@ -27,14 +27,16 @@ from contextlib import contextmanager
 import trio
 
 from plnode.exits import ExitCode, Outcome
+from plnode.leaving import patience_of
 from plnode.observe.pump import LinePump
 from plnode.observe.recorder import HumanLines, JsonLines, Recorder, Sink
+from plnode.settings import STOP_GRACE_S
 
 __all__ = ["exit_with_stdin", "opened_recorder", "run_until_signal"]
 
 # Goodbyes on open connections take a round trip, a job on the device some seconds.  `docker stop` kills after 10 s: by then the
 # program should have ended by itself.
-PATIENCE_S = 9.0
+PATIENCE_S = patience_of(STOP_GRACE_S)
 
 
 @contextmanager
@@ -52,8 +54,10 @@ def opened_recorder(*, json: bool, level: str) -> Iterator[Recorder]:
             pump.close()
 
 
-def run_until_signal(program: Callable[[], Awaitable[Outcome]], stopped: Callable[[str], None], *, leaves: bool = False) -> int:
-    """Runs `program` under trio until it returns or a signal cancels it; returns the exit code.
+def run_until_signal(
+    program: Callable[[], Awaitable[Outcome]], stopped: Callable[[str], None], *, leaves: bool = False, patience_s: float = PATIENCE_S
+) -> int:
+    """Runs `program` under trio until it returns or a signal cancels it, then at most `patience_s`; returns the exit code.
 
     `leaves`: to leave when told to is what this program is for; after SIGTERM and all goodbyes the code is 0.  `stopped` is told
     the reason in every case, before the goodbyes if it is a signal.  Exceptions of the program pass through.
@@ -70,7 +74,7 @@ def run_until_signal(program: Callable[[], Awaitable[Outcome]], stopped: Callabl
                 break
             stopped(f"{ended_by.name} received" if ended_by else "stopped")
             scope.cancel()
-            with trio.move_on_after(PATIENCE_S):
+            with trio.move_on_after(patience_s):
                 async for _ in signals:
                     break
             os._exit(128 + int(ended_by or 0))
@@ -106,7 +110,7 @@ def _only_leaf(problem: BaseException) -> BaseException:
     return problem
 
 
-def exit_with_stdin() -> None:
+def exit_with_stdin(patience_s: float = PATIENCE_S) -> None:
     """Ends this process when its stdin does.  Returns at once; the watching is done by a daemon thread."""
 
     def watch() -> None:
@@ -116,7 +120,7 @@ def exit_with_stdin() -> None:
         except OSError:
             pass  # no stdin at all is an ended one
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(PATIENCE_S + 2.0)  # a thread of its own: the event loop is not concerned
+        time.sleep(patience_s + 2.0)  # a thread of its own: the event loop is not concerned
         os._exit(128 + signal.SIGTERM)
 
     threading.Thread(target=watch, name="stdin watch", daemon=True).start()

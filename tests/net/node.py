@@ -12,8 +12,8 @@ It says what happens as JSON lines: `{"ready": address}`, `{"connected": peer id
 Told `{"dial": address}` it dials; told `{"connect": peer id}` it connects by what it knows and answers with `path`.  Told
 `{"send": bytes}` it sends so many to its first peer (or to `"to"`) and answers `{"echoed": bool, "seconds"}` or, as does who echoes,
 `{"broken": code, "why"}`.  Told `{"push": count, "size": bytes, "to": peer id}` it sends so many tensors, of bytes that both sides can
-make, and says `{"pushed": count}`; whoever receives says `{"got": number, "whole": bool, "from": peer id, "via": path, "now":
-CLOCK_MONOTONIC}` of each.  It ends with its stdin.
+make, and says `{"pushed": count}`; whoever receives says `{"got": number, "whole": bool, "from": peer id, "via": path, "lanes":
+count, "now": CLOCK_MONOTONIC}` of each.  It ends with its stdin.
 """
 
 from __future__ import annotations
@@ -141,7 +141,8 @@ async def take(peer: Peer, name: bytes) -> None:
         assert isinstance(number, int)
         whole = received.buffer == await trio.to_thread.run_sync(tensor, number, size)
         receiver.post(received.buffer)
-        say(got=number, whole=whole, via=str(peer.path), now=time.monotonic(), **{"from": str(peer.peer_id)})
+        lanes = 0 if peer.lanes is None else len(peer.lanes.links)
+        say(got=number, whole=whole, via=str(peer.path), lanes=lanes, now=time.monotonic(), **{"from": str(peer.peer_id)})
 
 
 async def push(net: Net, count: int, size: int, to: str) -> None:

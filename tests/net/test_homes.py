@@ -6,11 +6,12 @@ are seeds and relays.  Every test starts the nodes that it needs.
 
 from __future__ import annotations
 
+import pytest
 import trio
 
 from bench.children import Child
 from bench.lab import Lab
-from tests.net.homes import CONE, CONE_2, CONE_3, SHIFT, SYMMETRIC, connected, note, swarm
+from tests.net.homes import CONE, CONE_2, CONE_3, SHIFT, SHIFT_2, SYMMETRIC, connected, note, swarm
 from tests.net.test_nodes import heard
 
 PUNCHED_S = 10.0  # from the first relayed connection
@@ -33,6 +34,22 @@ async def test_bytes_come_whole_over_a_punched_path(world: Lab) -> None:
             note(f"cone/shift: {first['path'][:7]} first, punched after {took:.2f} s")
             await b.tell({"send": 1 << 20, "to": a_id})
             assert (await heard(b, "echoed"))["echoed"] is True
+
+
+@pytest.mark.parametrize("homes", [(CONE, CONE_2), (CONE, SHIFT), (SHIFT, SHIFT_2)], ids=["cone/cone", "cone/shift", "shift/shift"])
+async def test_a_punched_pair_has_lanes(world: Lab, homes: tuple[str, str]) -> None:
+    """Each through a hole of its own; 60 MB go over them."""
+    with trio.fail_after(60):
+        async with swarm(world) as made:
+            (a, a_id), (b, _) = await made.crowd(*homes)
+            if not (await connected(b, a_id))["path"].startswith("punched"):
+                await punched(b, a_id)
+            await b.tell({"push": 30, "size": 2_000_000, "to": a_id})
+            came = [await heard(a, "got") for _ in range(30)]
+            assert all(got["whole"] for got in came)
+            lanes = [got["lanes"] for got in came if got["via"].startswith("punched")]
+            note(f"{homes}: lanes {lanes}, {28 * 2 / (came[-1]['now'] - came[1]['now']):.1f} MB/s")
+            assert lanes and 1 <= lanes[-1] <= 2
 
 
 async def test_nat_9_a_closed_port_is_named_and_direct_once_it_is_mapped(world: Lab) -> None:

@@ -41,6 +41,11 @@ def test_port_mapping_is_off_unless_set(tmp_path: Path) -> None:
     assert not load_settings({"data": "/d", "portmap": "off"}, {"PLNODE_PORTMAP": "on"}).portmap
 
 
+def test_how_long_a_stop_waits() -> None:
+    assert load_settings({"data": "/d"}, {}).stop_grace_s == 10
+    assert load_settings({"data": "/d"}, {"PLNODE_STOP_GRACE": "45"}).stop_grace_s == 45
+
+
 def test_the_data_folder_does_not_follow_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """RUN-3"""
     monkeypatch.chdir(tmp_path)
@@ -63,6 +68,7 @@ def test_the_data_folder_does_not_follow_the_working_directory(tmp_path: Path, m
         ({}, {"PLNODE_THREAD": "2"}, 'PLNODE_THREAD: expected a known key, perhaps "threads"'),
         ({}, {"PLNODE_LISTEN": "x"}, "PLNODE_LISTEN"),
         ({}, {"PLNODE_PORTMAP": "yes"}, 'PLNODE_PORTMAP: expected a text, one of "off", "on", got "yes"'),
+        ({}, {"PLNODE_STOP_GRACE": "1"}, "PLNODE_STOP_GRACE: expected a whole number, from 2 to 600"),
         ({}, {"PLNODE_DEVICE": "tpu"}, 'PLNODE_DEVICE: expected a text, one of "cpu", "cuda", got "tpu"'),
     ],
 )

@@ -8,8 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from wire.identity import Identity
 from wire.lanecount import LaneCount, Phase
 from wire.limits import DEFAULT_LIMITS
+from wire.path import DIRECT, PUNCHED, Path, relayed_via
 
 SAMPLE_S = 0.25
 
@@ -34,6 +36,15 @@ def test_none_within_one_machine_and_none_if_there_may_be_none() -> None:
     none = LaneCount(replace(DEFAULT_LIMITS, lanes_max=0), congestion="cubic", same_machine=False)
     for count in (here, none):
         assert set(run(count, lambda lanes, now: 1e6 * (1 + lanes), 100)) == {0}
+
+
+@pytest.mark.parametrize(("path", "most"), [(DIRECT, 4), (PUNCHED, 2), (relayed_via(Identity(bytes(32)).peer_id), 1)])
+def test_how_many_a_path_allows(path: Path, most: int) -> None:
+    count = LaneCount(DEFAULT_LIMITS, congestion="bbr", same_machine=False, path=path)
+    assert count.target == 1
+    assert max(run(count, lambda lanes, now: 2.5e6 * lanes, 60)) == most
+    few = LaneCount(replace(DEFAULT_LIMITS, lanes_max=1), congestion="cubic", same_machine=False, path=path)
+    assert max(run(few, lambda lanes, now: 2.5e6 * lanes, 60)) == 1
 
 
 def test_a_line_of_which_each_connection_gets_a_share_ends_with_all_lanes() -> None:

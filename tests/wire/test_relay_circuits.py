@@ -26,6 +26,20 @@ def test_what_connect_refuses() -> None:
     world.connected(cls=SIGNAL, members=(False, False))  # for anyone
 
 
+def test_a_relay_that_stops_takes_nobody_new_and_carries_on() -> None:
+    world = World()
+    world.granted(B)
+    circuit = world.connected(cls=BULK)
+    before = world.table.gauges()
+    world.table.stopping = True
+    for got in (world.reserve(B), world.reserve(C), world.connect(C, B, BULK), world.connect(cls=BULK, purpose=1)):
+        refusal = world.refused(got, Why.STOPPING)
+        assert refusal.code is Code.SHUTDOWN and refusal.retry_s > 0
+    assert world.table.gauges() == before
+    assert world.table.forwarded(circuit.id, True, MIB, world.now) is None
+    assert world.table.connection_ended(B, "first", world.now) == (circuit,)
+
+
 def test_four_signal_circuits_at_either_end_and_two_a_pair() -> None:
     world = World()
     for peer in PEERS[:10]:

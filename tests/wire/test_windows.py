@@ -382,3 +382,62 @@ def test_a_stream_that_was_never_read_is_not_remembered() -> None:
     puppet.open(1, Kind.BYTE, 3)
     puppet.session.refuse(1, Code.REFUSED)
     assert table.get("x/1") == 8 * MIB
+
+
+def carry(path: Path, start: int = MIB, most: int = 4 * MIB) -> int:
+    """A stream that the reader passes on."""
+    stream = path.open(protocol="circuit/1")
+    path.b.session.pass_on(stream, start, most)
+    path.run(0.2)
+    return stream
+
+
+def test_what_is_passed_on_has_a_window_of_its_own_and_a_bound() -> None:
+    path = Path(0.1)
+    flow = Flow(path, carry(path))
+    assert path.b.session.windows().receive_size == CONTROL + MIB
+    path.run(3.0, flow.write, flow.read)
+    windows = path.b.session.windows()
+    assert windows.largest_stream == 4 * MIB and windows.receive_size >= CONTROL + 4 * MIB
+    flow.finish()
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_reader_of_circuits_that_stands_still_holds_nobody_else(apart: bool) -> None:
+    """Two on one connection; the first has grown, and its far end dies.  Without windows apart the other one has no credit left."""
+    path = Path(0.02)
+    first, second = (Flow(path, carry(path, most=16 * MIB) if apart else path.open()) for _ in range(2))
+    path.run(1.0, first.write, first.read)
+    path.run(0.5, first.write)
+    unread = path.b.session._conn.streams[first.stream].recv.unread
+    assert path.b.session.windows().largest_stream == 16 * MIB and unread > 12 * MIB, "what it was given it has used"
+    path.run(1.0, first.write, second.write, second.read)
+    assert second.got > 40 * MIB if apart else second.got < 4 * MIB
+
+
+def test_a_window_of_a_stranger_shrinks_as_it_is_used() -> None:
+    """The start was announced before anybody knew what the stream is for."""
+    path = Path(0.1)
+    flow = Flow(path, carry(path, 64 * 1024, 64 * 1024), every_s=0.5)
+    path.run(20.0, flow.write, flow.read)
+    recv = path.b.session._conn.streams[flow.stream].recv
+    assert recv.size == 64 * 1024 and recv.limit - recv.consumed <= 64 * 1024
+    assert flow.got <= BULK + 40 * 64 * 1024
+    flow.finish()
+
+
+def test_windows_apart_need_budget_and_give_it_back() -> None:
+    budget, reservation = budget_of(8 * MIB)
+    path = Path(0.1, reservation=reservation)
+    flows = [Flow(path, carry(path)) for _ in range(8)]
+    path.run(2.0, *(flow.write for flow in flows))
+    sizes = [path.b.session._conn.streams[flow.stream].recv.size for flow in flows]
+    assert budget.used <= 8 * MIB and max(sizes) == MIB
+    windows = path.b.session._conn.windows
+    assert windows._apart == sum(sizes)
+    for flow in flows:
+        path.b.session.reset(flow.stream, Code.CANCELLED)
+    path.run(0.5)
+    assert windows._apart == 0
+    path.b.session.abort(error_for(Code.SHUTDOWN))
+    assert (budget.used, budget.reservations) == (0, 0)

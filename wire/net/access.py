@@ -18,16 +18,20 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from wire.address import Address, Scope
+from wire.address import Address, AddressClass, Scope
+from wire.events import GoAwayReceived
 from wire.identity import Identity, PeerId
 from wire.limits import Limits
 from wire.net import punch, reach
 from wire.net.book import PeerBook
 from wire.net.circuits import OPENED, Circuits
+from wire.net.detour import go_round
 from wire.net.dial import DialRate
+from wire.net.link import Link
 from wire.net.manager import Manager
 from wire.net.metering import PROTOCOL as NOTE
 from wire.net.metering import Metering
+from wire.net.morelanes import MoreLanes
 from wire.net.netevents import AccessChanged, NetEvent, ReachChanged
 from wire.net.ownrecord import Standing
 from wire.net.peer import Peer
@@ -37,8 +41,9 @@ from wire.net.reach import ReachService
 from wire.net.relay import RelayOffer, RelayService
 from wire.net.relays import RelayKeeper
 from wire.net.services import Service, Services
-from wire.net.transport import Pipe, Transport
+from wire.net.transport import Pipe, Transport, literal
 from wire.net.uplink import Uplink
+from wire.path import PathKind
 from wire.reachability import Finding, Reach
 
 
@@ -71,12 +76,14 @@ class Access:
         self._own = identity.peer_id
         self._scope = scope
         self._limits = limits
+        self._transport = transport
         self._book = book
         self._manager = manager
         self._dials: dict[PeerId, trio.Lock] = {}  # of relays that are being dialled
         self._emit = emit
         self._changed = changed
         self._told = Standing()
+        self._nursery: trio.Nursery | None = None
         uplink = Uplink(lambda: [link for peer in manager().peers.values() for link in peer.all_links])
         self.relay = RelayService(identity, run, boot_id, limits, offer, peer=self._peer, uplink=uplink, counts=counts)
         self.relays = RelayKeeper(
@@ -128,9 +135,18 @@ class Access:
             adopt=lambda link: manager().adopt(link),
             emit=emit,
         )
+        self.more_lanes = MoreLanes(
+            limits,
+            transport,
+            rate=rate,
+            peers=lambda: [peer for peer in manager().peers.values() if not peer.closed],
+            join=self._join,
+            rng=rng,
+        )
         # Only in `internet` scope: within a house nobody comes through the router.
         self.portmap = PortMapping(limits, changed=self._mapped, emit=emit) if portmap and scope is Scope.INTERNET else None
         self.punch.serve(services)
+        self.more_lanes.serve(services)
         self.reach.serve(services)
         services.add(OPENED, Service(self.circuits.take, guest=True))
         self.relay.serve(services)
@@ -164,9 +180,20 @@ class Access:
             return 0
         return next((bound.port for bound in self.listening if bound.kind == address.kind), 0)
 
+    async def lane_pipe(self, control: Link) -> Pipe:
+        """A pipe for a lane of that control connection.  Raises WireError, OSError or TooSlowError."""
+        info = control.pipe.info()
+        if info.path.kind is PathKind.PUNCHED and literal(*info.remote).scope_class is AddressClass.GLOBAL:
+            return await self.more_lanes.open(control)
+        with trio.fail_after(self._limits.dial_timeout_s):
+            if info.relay is not None:
+                return await self.circuits.open(info.relay, control.peer_id, True)
+            return await self._transport.dial(literal(*info.remote))
+
     def start(self, listening: tuple[Address, ...], nursery: trio.Nursery) -> None:
         """Works from now on until the nursery ends."""
         self.listening = listening
+        self._nursery = nursery
         self.reach.listening(listening)
         if self._scope is Scope.INTERNET:
             self._manager().greetings |= {reach.GREETING: self.reach.greeted, punch.GREETING: self.punch.greeted}
@@ -184,6 +211,14 @@ class Access:
         if self._scope is Scope.INTERNET:
             self.reach.saw(peer, observed)
 
+    def on_leaving(self, peer: Peer, event: GoAwayReceived) -> None:
+        """A peer has said goodbye on its last connection: what it does for us as a relay ends with that."""
+        self.relays.left(peer.peer_id, event.retry_ms / 1000)
+        for other in self._manager().peers.values():
+            link = other.primary
+            if self._nursery is not None and link is not None and link.relay == peer.peer_id and link.initiator:
+                self._nursery.start_soon(go_round, self._manager(), other, link)
+
     def addresses_changed(self, listening: tuple[Address, ...]) -> None:
         """This machine's interfaces are others."""
         self.listening = listening
@@ -198,7 +233,8 @@ class Access:
 
     def gauges(self) -> dict[str, int]:
         """What is held for others, or by others for us; all 0 in a node without peers."""
-        return {**self.relay.gauges(), **self.reach.gauges(), **self.punch.gauges(), "places": len(self.relays.places)}
+        parts = (self.relay, self.reach, self.punch, self.more_lanes)
+        return {name: count for part in parts for name, count in part.gauges().items()} | {"places": len(self.relays.places)}
 
     @property
     def verdict(self) -> AccessChanged:
@@ -252,6 +288,9 @@ class Access:
 
     async def _accept(self, pipe: Pipe) -> None:
         await self._manager().accept(pipe)
+
+    async def _join(self, pipe: Pipe, who: PeerId) -> None:
+        await self._manager().adopt(await self._manager().authenticate(pipe, False, who))
 
     async def _to_relay(self, relay: PeerId, at: Address | None) -> Peer:
         """A direct connection to a relay.  Callers that come together share one dial."""

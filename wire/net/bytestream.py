@@ -39,6 +39,12 @@ class ByteStream(StreamTask, trio.abc.HalfCloseableStream):
             self._session.unpost(self.number)
         super().on_pipe_end()
 
+    def pass_on(self, start_bytes: int, most_bytes: int) -> None:
+        """What comes here is for somebody else, who may not take it for long: a window of its own, beside the connection's."""
+        if self._error is None:
+            self._session.pass_on(self.number, start_bytes, most_bytes)
+            self._link.kick()
+
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send all of `data`; the buffer is the caller's again afterwards, also after a cancel.
 

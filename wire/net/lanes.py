@@ -2,7 +2,8 @@
 
 Why they exist: a lost segment stalls a whole connection, so control messages get one of their own; and one connection fills few
 lines (`wire/lanecount.py`).  They belong to one control connection, which vouches for them (`wire/tickets.py`), and end with it.
-The side that dialled that one dials them, to the same address; the other asks (`lane/1`).
+The side that dialled that one dials them, to the same address or through holes of their own (morelanes.py); the other asks
+(`lane/1`).
 
 When no lane can be had, because a firewall allows one connection or the peer is full, the control connection carries all classes:
 priorities still hold, a lost segment stalls everything.  That is tried anew after `lane_retry_s`.  A lane that the peer ends within

@@ -36,7 +36,7 @@ from wire.net.moved import end_orphans, prove_alive
 from wire.net.peer import Peer
 from wire.net.reconnect import reconnect
 from wire.net.services import Services
-from wire.net.transport import Pipe, Transport, literal
+from wire.net.transport import Pipe, Transport
 from wire.net.upgrade import Local, upgrade
 from wire.remembered import RememberedWindows
 
@@ -70,11 +70,12 @@ class Manager:
         lost: Callable[[Peer], None],
         dialled: Callable[[PeerId, bool], None],
         rate: DialRate,
-        circuit: Callable[[PeerId, PeerId, bool, Address | None], Awaitable[Pipe]],
+        circuit: Callable[[PeerId, PeerId, Address], Awaitable[Pipe]],
+        lane: Callable[[Link], Awaitable[Pipe]],
         local_port: Callable[[Address, PeerId | None, bool], int],
     ) -> None:
-        """`rate`: of every dial of this node, whoever asked for it.  `circuit(relay, target, bulk, at)` opens one, `at` being the
-        relay's place.  `local_port(address, who, is_seed)`: the port to dial from, 0 for any."""
+        """`rate`: of every dial of this node, whoever asked for it.  `circuit(relay, target, at)` opens one, `at` being the relay's
+        place.  `lane(control)`: a pipe for a lane.  `local_port(address, who, is_seed)`: the port to dial from, 0 for any."""
         self.peers: dict[PeerId, Peer] = {}
         self.backoff = BackOff(limits)
         self.own_places: set[tuple[str, int]] = set()  # host and port that lead to this node itself: never dialled
@@ -91,6 +92,7 @@ class Manager:
         self._lost = lost
         self._dialled = dialled
         self._circuit = circuit
+        self._lane = lane
         self._local_port = local_port
         self.greetings: dict[bytes, Greeted] = {}  # who takes inbound pipes that begin otherwise than a session
         self._dialling: dict[PeerId, _Shared] = {}
@@ -102,13 +104,17 @@ class Manager:
         """Peers and dials run in this nursery.  Its cancel ends every connection without a goodbye; `close` says one before."""
         self._nursery = nursery
 
-    async def close(self, *, grace_s: float) -> None:
-        """Say SHUTDOWN to everybody and wait until the connections have ended, at most `grace_s`."""
+    def leave(self) -> None:
+        """Say SHUTDOWN to everybody: no connection and no stream is made any more, those that stand may finish."""
         self._closing = True
         for shared in self._dialling.values():
             shared.scope.cancel()
         for peer in list(self.peers.values()):
-            peer.goaway(Code.SHUTDOWN)
+            peer.goaway(Code.SHUTDOWN, retry_ms=int(self._limits.redial_later_s * 1000))
+
+    async def close(self, *, grace_s: float) -> None:
+        """Leave, and wait until the connections have ended, at most `grace_s`."""
+        self.leave()
         with trio.move_on_after(grace_s):
             for peer in list(self.peers.values()):
                 await peer.wait_closed()
@@ -258,7 +264,7 @@ class Manager:
     async def _attempt(self, address: Address, expected: PeerId | None, seed: bool) -> Link:
         if address.relay is not None:
             assert address.peer_id is not None
-            pipe = await self._circuit(address.relay, address.peer_id, False, address)
+            pipe = await self._circuit(address.relay, address.peer_id, address)
             return await upgrade(pipe, self._local, initiator=True, expected=address.peer_id)
         await trio.sleep(self._rate.delay_s(address, trio.current_time()))
         with trio.fail_after(self._limits.dial_timeout_s):
@@ -338,13 +344,7 @@ class Manager:
 
     async def _dial_lane(self, control: Link, ticket: bytes) -> Link:
         """A bulk connection to where a control connection of ours leads."""
-        info = control.pipe.info()
-        with trio.fail_after(self._limits.dial_timeout_s):
-            if info.relay is None:
-                pipe = await self._transport.dial(literal(*info.remote))
-            else:
-                pipe = await self._circuit(info.relay, control.peer_id, True, None)
-        link = await upgrade(pipe, self._local, initiator=True, expected=control.peer_id, ticket=ticket)
+        link = await upgrade(await self._lane(control), self._local, initiator=True, expected=control.peer_id, ticket=ticket)
         if link.hello.boot_id != control.hello.boot_id:
             link.discard()
             raise error_for(Code.AUTH, detail="another process of this identity answers where the peer was")

@@ -36,7 +36,7 @@ class PeerConnected:
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """The last connection to a peer ended."""
+    """The last connection to a peer ended, or it has said that it stops."""
 
     peer_id: PeerId
     reason: WireError

@@ -3,7 +3,8 @@
 What belongs together here and nowhere else: listeners, discovery, the peer book, the node's own signed record, and the manager of
 connections.  Each is a file of its own that does not know the others; this one connects them and owns their nursery.
 
-Order of the end: no new connections, SHUTDOWN to every peer, a second for them to go, then everything is cancelled, the known
+Order of the end: no new connections, SHUTDOWN to every peer; while circuits stand through this node, as long as its owner waits, for
+their ends to find another relay; a second for all others to go; then everything is cancelled, the known
 peers are written down and the sockets are closed.  A cancel of the surrounding scope takes the same way.
 """
 
@@ -24,6 +25,7 @@ from wire.address import Address, Scope
 from wire.delivered import DeliveredKeys
 from wire.envelope import OpenedRecord
 from wire.errors import Code, error_for
+from wire.events import GoAwayReceived
 from wire.hello import preferred_ciphers
 from wire.identity import Identity, PeerId
 from wire.limits import Limits
@@ -40,13 +42,7 @@ from wire.net.link import Link
 from wire.net.listen import Admission, accept_loop, bind_all, full_house
 from wire.net.manager import Manager
 from wire.net.memory import process_budget
-from wire.net.netevents import (
-    Announcer,
-    NetEvent,
-    PeerConnected,
-    PeerLost,
-    Traffic,
-)
+from wire.net.netevents import Announcer, NetEvent, PeerConnected, PeerLost, Traffic
 from wire.net.ownrecord import OwnRecord
 from wire.net.peer import Peer
 from wire.net.peerstatus import PeerStatus, peer_status
@@ -88,6 +84,7 @@ class Net:
         rng: random.Random,
         relay: RelayOffer,
         portmap: bool,
+        notice_s: Callable[[], float],
         wall_time: Callable[[], float],
     ) -> None:
         self.peer_id = identity.peer_id
@@ -96,6 +93,7 @@ class Net:
         self.services = Services()
         self._scope = scope
         self._agent = agent
+        self._notice_s = notice_s
         self._inbound_max = min(limits.inbound_connections_max, descriptor_limit() // 4)
         self._transport = transport
         self._rng = rng
@@ -134,7 +132,8 @@ class Net:
             lost=self._on_lost,
             dialled=lambda peer_id, ok: None if ok else self.book.failed(peer_id),
             rate=rate,
-            circuit=lambda relay, target, bulk, at: self.access.circuits.open(relay, target, bulk, at),
+            circuit=lambda relay, target, at: self.access.circuits.open(relay, target, False, at),
+            lane=lambda control: self.access.lane_pipe(control),
             local_port=lambda address, who, seed: self.access.local_port(address, who, seed),
         )
         self._watch = Watch(limits, peers=lambda: self.manager.peers.values(), wall_time=wall_time, emit=self._announcer.emit)
@@ -199,12 +198,12 @@ class Net:
         return self._listeners.addresses
 
     def peers(self) -> tuple[Peer, ...]:
-        """Connected peers."""
-        return tuple(peer for peer in self.manager.peers.values() if not peer.closed)
+        """Connected peers, but for those that have said that they stop."""
+        return tuple(peer for peer in self.manager.peers.values() if peer.there)
 
     def peer(self, peer_id: PeerId) -> Peer | None:
         peer = self.manager.peers.get(peer_id)
-        return None if peer is None or peer.closed else peer
+        return peer if peer is not None and peer.there else None
 
     def known(self) -> tuple[OpenedRecord, ...]:
         """Signed records of other peers, connected or not."""
@@ -313,6 +312,9 @@ class Net:
 
     async def _stop(self) -> None:
         self._listeners.close()
+        self.access.relay.stop()
+        self.manager.leave()
+        await self.access.relay.emptied(min(self._notice_s(), self.limits.relay_notice_s))
         await self.manager.close(grace_s=GOODBYE_S)
         self.discovery.stop()
         self._announcer.close()
@@ -362,6 +364,7 @@ class Net:
     def _on_connected(self, peer: Peer, link: Link) -> None:
         self.book.connected(peer.peer_id, trio.current_time(), time.time(), run=link.peer_run, address=link.dialled)
         peer.heard = self._on_hello
+        peer.leaving = self._on_leaving
         self._watch.joined(peer)
         self._on_hello(peer, link.hello)
         self.discovery.on_connected(peer)
@@ -374,6 +377,12 @@ class Net:
         self.discovery.on_hello(peer, hello)
         self.access.on_hello(peer, hello.observed)
 
+    def _on_leaving(self, peer: Peer, event: GoAwayReceived) -> None:
+        self.access.on_leaving(peer, event)
+        if event.code is Code.SHUTDOWN and not peer.parted:  # a relay's connection may stand for long after that
+            peer.parted = True
+            self._announcer.emit(PeerLost(peer.peer_id, error_for(event.code, detail=event.detail)))
+
     def _on_lost(self, peer: Peer) -> None:
         self._watch.left(peer)
         self.book.disconnected(peer.peer_id, trio.current_time())
@@ -383,4 +392,5 @@ class Net:
         kept = any(state.peer_id == peer.peer_id for state in self.seed_states.values())  # the seed keeper's business
         missed = peer.used and peer.dialled is not None and not peer.guest and not kept
         self._wanted.lost(peer.peer_id, peer.reason, missed=missed)
-        self._announcer.emit(PeerLost(peer.peer_id, peer.reason))
+        if not peer.parted:
+            self._announcer.emit(PeerLost(peer.peer_id, peer.reason))

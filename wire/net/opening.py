@@ -21,6 +21,8 @@ from wire.net.relay import RelayOffer
 from wire.net.seedlist import SeedList
 from wire.net.transport import TcpTransport, Transport
 
+NOTICE_S = 7.0  # whoever stops a program waits ten seconds (docker stop), and goodbyes take one
+
 
 @asynccontextmanager
 async def open_net(
@@ -39,15 +41,17 @@ async def open_net(
     rng: random.Random | None = None,
     relay: RelayOffer | None = None,
     portmap: bool = False,
+    notice_s: Callable[[], float] = lambda: NOTICE_S,
     wall_time: Callable[[], float] = time.time,
 ) -> AsyncIterator[Net]:
     """The network of this node, running while the block runs.
 
     `run`: run id of 32 bytes; None for a newcomer without a manifest, or a seed for all runs.  `listen`: addresses to bind, port
     0 for any; none at all for a node that only dials.  `data_dir`: where known peers and the sequence number are kept; None
-    keeps nothing.  `relay`: what to do for others that cannot be dialled.  `portmap`: ask the router to forward our
-    ports.  `wall_time`: Unix time, to compare clocks with peers'.  Raises `BindFailed` if addresses were given and
-    none could be bound, before anything else happens.
+    keeps nothing.  `relay`: what to do for others that cannot be dialled.  `portmap`: ask the router to forward our ports.
+    `notice_s`: asked at the end, how long that may wait for those whose circuits go through this node; it waits no longer than
+    `relay_notice_s`, and not at all without a circuit.  `wall_time`: Unix time, to compare clocks with peers'.  Raises
+    `BindFailed` if addresses were given and none could be bound, before anything else happens.
     """
     net = Net(
         identity,
@@ -63,6 +67,7 @@ async def open_net(
         rng=rng or random.Random(os.urandom(16)),
         relay=relay or RelayOffer(),
         portmap=portmap,
+        notice_s=notice_s,
         wall_time=wall_time,
     )
     async with net.running(listen):

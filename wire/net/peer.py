@@ -20,6 +20,7 @@ from typing import TypeVar
 import trio
 
 from wire.address import Address
+from wire.calls import PassedOn
 from wire.errors import Code, ConnectionLost, WireError, error_for
 from wire.events import GoAwayReceived, HelloReceived, Kind, StreamOpened
 from wire.identity import PeerId
@@ -69,8 +70,10 @@ class Peer:
         self.last = link  # the connection that came last; it may have ended
         self.path = link.pipe.info().path  # of the primary connection; while there is none, of the last one
         self.used = False  # streams of the application, ours or the peer's, or channels
+        self.parted = False  # it has said that it stops
         self.dialled: Address | None = link.dialled  # where it was reached last
         self.heard: Callable[[Peer, SessionHello], None] = lambda peer, hello: None  # a newer HELLO came
+        self.leaving: Callable[[Peer, GoAwayReceived], None] = lambda peer, event: None  # it said goodbye on its last connection
         self.moved: Callable[[Peer, Path], None] = lambda peer, before: None  # its path was another before
         self.rates = ByteRates()  # whoever watches the peer looks regularly
         self.since = trio.current_time()  # this primary connection stands, or there is none
@@ -97,6 +100,11 @@ class Peer:
     @property
     def closed(self) -> bool:
         return self._gone.is_set()
+
+    @property
+    def there(self) -> bool:
+        """Whether to count on it: neither gone nor, by its own word, going."""
+        return not self.closed and not (self.parted and self.primary is None)
 
     @property
     def guest(self) -> bool:
@@ -157,7 +165,7 @@ class Peer:
         """
         message = encode(request)
         with trio.move_on_after(deadline_s):
-            stream = await self._open(Kind.MESSAGE, protocol, cls)
+            stream = await self.open(protocol, cls=cls)
             assert isinstance(stream, MessageStream)
             async with stream:
                 await stream.send(message, fin=True)
@@ -168,16 +176,13 @@ class Peer:
         raise error_for(Code.TIMEOUT, detail=f"{protocol}: no answer from {self.peer_id.short} within {deadline_s:g} s")
 
     async def open(
-        self, protocol: str, kind: Kind = Kind.MESSAGE, cls: int = 1, *, meta: bytes = b""
+        self, protocol: str, kind: Kind = Kind.MESSAGE, cls: int = 1, *, meta: bytes = b"", passed_on: PassedOn | None = None
     ) -> MessageStream | ByteStream:
         """A new stream of our own; use it as `async with`.  Data may be sent at once; a refusal comes as a `StreamReset`.
 
         `cls`: 1 control, 2 boundary tensors, 3 bulk, 4 background.  Waits if we open faster than the peer allows.  Raises
-        what ended the connection.  A cancel leaves nothing.
+        what ended the connection.  A cancel leaves nothing.  `passed_on`: what comes is for somebody else (`ByteStream.pass_on`).
         """
-        return await self._open(kind, protocol, cls, meta)
-
-    async def _open(self, kind: Kind, protocol: str, cls: int, meta: bytes = b"") -> MessageStream | ByteStream:
         await trio.lowlevel.checkpoint_if_cancelled()
         while True:
             link = self._for(cls)
@@ -193,7 +198,7 @@ class Peer:
             # A millisecond more: a wait that rounding has made as good as zero would be repeated without end.
             await trio.sleep(delay_s + 0.001)
         self.used = self.used or not housekeeping(protocol)
-        number = link.session.open_stream(kind, protocol, cls, meta=meta, now=trio.current_time())
+        number = link.session.open_stream(kind, protocol, cls, meta=meta, now=trio.current_time(), passed_on=passed_on)
         return (MessageStream if kind is Kind.MESSAGE else ByteStream)(link, number, protocol)
 
     # -- tensors
@@ -289,8 +294,7 @@ class Peer:
             self._lanes[primary].asked(count)
 
     def _settle(self) -> None:
-        primary = self.primary
-        if primary is None:
+        if (primary := self.primary) is None:
             return
         if primary is not self._placed:
             self._placed, self.since = primary, trio.current_time()
@@ -313,8 +317,7 @@ class Peer:
     async def _run_lane(self, link: Link) -> None:
         await link.run(self)
         self.tally.add(link)
-        lanes = self._lanes.get(link.home)
-        if lanes is not None:
+        if (lanes := self._lanes.get(link.home)) is not None:
             lanes.ended(link)
 
     async def _run_link(self, link: Link) -> None:
@@ -350,11 +353,11 @@ class Peer:
         if not self.links:
             self.end(error)
 
-    def goaway(self, code: Code, *, detail: str = "") -> None:
+    def goaway(self, code: Code, *, detail: str = "", retry_ms: int = 0) -> None:
         """Say goodbye on all connections."""
         self._final = self._final or error_for(code, local=True, detail=detail)
         for link in self.all_links:
-            link.goaway(code, detail=detail)
+            link.goaway(code, detail=detail, retry_ms=retry_ms)
         if not self.links:
             self.end(self._final)
 
@@ -368,6 +371,8 @@ class Peer:
         lanes = self._lanes.get(link.home)
         if not link.lane:
             self._settle()
+            if self.primary is None:
+                self.leaving(self, event)
         elif lanes is not None:
             self._channels.use(link.home, lanes.usable())
 

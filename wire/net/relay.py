@@ -10,6 +10,10 @@ What goes wrong.  Copying as fast as bytes come gives the line to whoever sends 
 still holds one piece of 64 KiB and a stream window, and nobody else.  The rate of a relay that nobody has set is a guess about
 somebody's line: it starts low and follows what the line has carried.
 
+The end.  A relay that just goes breaks every circuit, and what was under way waits until somebody has found another way.  One that is
+told to stop says GOAWAY first, takes nobody new and goes on copying; its clients find their other relay meanwhile (detour.py) and end
+their circuits themselves.  It goes when none is left, or when its time is over.
+
 The tables and the shares are sans-IO (`wire/reservations.py`, `wire/fairshare.py`); this file owns tasks and streams.
 Source: the project's wire specification, section "Relay"; the shape is that of libp2p's circuit relay v2.
 """
@@ -23,6 +27,7 @@ from dataclasses import dataclass
 
 import trio
 
+from wire.calls import PassedOn
 from wire.envelope import NO_RUN, VerifiedCache
 from wire.errors import Code, WireError, error_for
 from wire.events import Kind
@@ -134,6 +139,7 @@ class RelayService:
         self._table = RelayTable(rate, limits)
         self._turns = _Turns(FairShare(rate, now=trio.current_time(), limits=limits))
         self._scopes: dict[int, trio.CancelScope] = {}
+        self._ended = trio.Event()  # set and replaced when a circuit ends
         self._nursery: trio.Nursery | None = None
 
     def serve(self, services: Services) -> None:
@@ -173,6 +179,16 @@ class RelayService:
                         self._end(ended)
             finally:
                 self._nursery = None  # circuits may end later than this: their notes are not sent then
+
+    def stop(self) -> None:
+        """No new places and circuits from now on.  Those that stand go on."""
+        self._table.stopping = True
+
+    async def emptied(self, notice_s: float) -> None:
+        """Until no circuit stands here, at most so long."""
+        with trio.move_on_after(notice_s):
+            while self._scopes:
+                await self._ended.wait()
 
     def _bulk_rate(self) -> float:
         if self._offer.bulk_rate is not None:
@@ -241,17 +257,28 @@ class RelayService:
             with scope:
                 meta = encode(CircuitIn(peer.peer_id.raw, circuit.cls, circuit.purpose, _host(peer)))
                 cls = LANE_CLASS if circuit.purpose is Purpose.LANE else CONTROL_CLASS
-                async with await target.open(OPENED, Kind.BYTE, cls, meta=meta) as far:
+                window = self._window(circuit)
+                stream.pass_on(*window)
+                async with await target.open(OPENED, Kind.BYTE, cls, meta=meta, passed_on=window) as far:
                     assert isinstance(far, ByteStream)
                     await self._splice(circuit, stream, far)
             if scope.cancelled_caught:
                 raise error_for(Code.TIMEOUT, detail="the circuit has stood as long as it may, or its target is gone")
         finally:
             del self._scopes[circuit.id]
+            self._ended.set()
+            self._ended = trio.Event()
             for up in (True, False):
                 share.remove((circuit.id, up), trio.current_time())
             self._table.close(circuit.id)
             self._tell(circuit, Note.ENDED)
+
+    def _window(self, circuit: Circuit) -> PassedOn:
+        """What each end may send before the other has taken it: at first, and at most."""
+        limits = self._limits
+        if circuit.cls is RelayClass.SIGNAL:
+            return limits.relay_signal_window_bytes, limits.relay_signal_window_bytes
+        return limits.relay_bulk_window_bytes, limits.relay_bulk_window_max_bytes
 
     def _may_open(self, peer_id: PeerId, now: float) -> bool:
         limits = self._limits

@@ -10,6 +10,9 @@ the same second; the record that names the places is published anew by whoever i
 A node that has become reachable seeks no places and names none, but gives up only those that nobody's circuit came through: whoever is
 there already would be cut off, where he can dial us directly in a moment and let the circuit end.
 
+A relay that says goodbye is about to stop: its place counts no more and another is sought in the same second, but its stream stays
+open until no circuit comes through it.  Whoever says so again and again and never stops is asked ever more rarely.
+
 The node that finds no relay at all says so, with what it asked and what it heard, because its owner can do something about it: open
 the port, or find somebody who has one.
 """
@@ -62,6 +65,7 @@ class _Holding:
     network: str
     place: Place | None = None
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    left: bool = False  # the relay has said that it stops
 
 
 class RelayKeeper:
@@ -93,12 +97,13 @@ class RelayKeeper:
         self._changed = changed
         self._held: dict[PeerId, _Holding] = {}
         self._not_before: dict[PeerId, float] = {}
+        self._goodbyes: dict[PeerId, tuple[float, int]] = {}  # the last one, and how many came without a long place in between
         self.refusals: dict[PeerId, WireError] = {}  # what the last try said, of relays without a place
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """Those that stand, the oldest first."""
-        return tuple(holding.place for holding in self._held.values() if holding.place is not None)
+        """Those that stand and are to stay, the oldest first."""
+        return tuple(holding.place for holding in self._held.values() if holding.place is not None and not holding.left)
 
     def holders(self) -> frozenset[PeerId]:
         """Relays that hold, or are about to hold, a place for us."""
@@ -116,21 +121,42 @@ class RelayKeeper:
                     for record in self._next():
                         holding = self._held[record.peer_id] = _Holding(_network(_place_of(record)))
                         nursery.start_soon(self._hold, record, holding)
-                else:
-                    for relay, holding in self._held.items():
-                        if not self._in_use(relay):
-                            holding.scope.cancel()
+                for relay, holding in self._held.items():
+                    if (holding.left or not self._wanted()) and not self._in_use(relay):
+                        holding.scope.cancel()
                 await trio.sleep(LOOK_S)
+
+    def left(self, relay: PeerId, again_s: float) -> None:
+        """That peer says that it stops, and may be back after `again_s`, 0 if it does not say.
+
+        Its place is named to nobody any more, and kept while circuits come through it, for they end with it.
+        """
+        now = trio.current_time()
+        holding = self._held.get(relay)
+        if holding is not None and holding.left:
+            return
+        most_s = self._limits.relay_left_most_s
+        last, times = self._goodbyes.pop(relay, (now, 0))
+        times = 0 if now - last > 2 * most_s else times
+        self._goodbyes[relay] = now, times + 1
+        pause_s = min(max(again_s, REFUSED_S / 2) * 2.0 ** min(times, 16), most_s)
+        self._not_before[relay] = now + pause_s
+        self._bound()
+        if holding is not None:
+            holding.left = True
+            if holding.place is not None:
+                self._changed()
 
     # -- which
 
     def _next(self) -> list[OpenedRecord]:
         """Records of relays to ask now; empty if enough places stand or are being asked for."""
-        missing = self._limits.relays_held - len(self._held)
+        staying = [holding for holding in self._held.values() if not holding.left]
+        missing = self._limits.relays_held - len(staying)
         if missing <= 0:
             return []
         now = trio.current_time()
-        networks = {holding.network for holding in self._held.values()}
+        networks = {holding.network for holding in staying}
         found = [
             record
             for record in self._records()
@@ -187,12 +213,17 @@ class RelayKeeper:
             log.debug("no place at the relay %s: %s", relay.short, error)
         finally:
             del self._held[relay]
-            self._not_before[relay] = trio.current_time() + wait_s
-            for table in (self._not_before, self.refusals):
-                while len(table) > TRIED_MAX:
-                    del table[next(iter(table))]
-            if holding.place is not None:
+            self._not_before[relay] = max(trio.current_time() + wait_s, self._not_before.get(relay, 0.0))
+            self._bound()
+            if holding.place is not None and not holding.left:
                 self._changed()
+
+    def _bound(self) -> None:
+        tables: tuple[dict[PeerId, float] | dict[PeerId, WireError] | dict[PeerId, tuple[float, int]], ...]
+        tables = self._not_before, self.refusals, self._goodbyes
+        for table in tables:
+            while len(table) > TRIED_MAX:
+                del table[next(iter(table))]
 
     async def _ask(self, stream: MessageStream, relay: PeerId, cls: int, address: Address) -> Place:
         with trio.fail_after(ANSWER_S):
