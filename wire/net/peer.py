@@ -313,6 +313,7 @@ class Peer:
     async def _run_lane(self, link: Link) -> None:
         await link.run(self)
         self.tally.add(link)
+        self._channels.lane_ended(link)
         lanes = self._lanes.get(link.home)
         if lanes is not None:
             lanes.ended(link)
