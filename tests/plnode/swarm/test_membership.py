@@ -142,6 +142,21 @@ async def test_who_is_gone_is_not_called_any_more(autojump_clock: Clock, monkeyp
         assert not any(m._greetings._under_way or m._greetings._unheard for m in p.members)
 
 
+async def test_who_bans_this_node_is_not_dialled_any_more(autojump_clock: Clock) -> None:
+    async with pair() as p:
+        (a, b), _ = p.nets, p.members
+        await a.dial(b.addresses[0])
+        await until(p.known, 5)
+        p.members[1]._dial_known = lambda: None  # type: ignore[method-assign]
+        back = b.peer(a.peer_id)
+        assert back is not None
+        back.goaway(Code.BANNED)
+        await until(lambda: not a.peers(), 5)
+        before = sum(entry[1] == "dial" for entry in p.net.log)
+        await trio.sleep(120)
+        assert not a.peers() and sum(entry[1] == "dial" for entry in p.net.log) == before
+
+
 async def _no_connect(net: Net, peer_id: object, *, deadline_s: float = 0.0) -> Peer:
     await trio.lowlevel.checkpoint()
     raise error_for(Code.REFUSED)
