@@ -394,5 +394,5 @@ class Inbound:
         for stream in [s for s in conn.streams.values() if conn.is_own(s.id) and s.id > last]:
             move_remote(stream, Input.RECV_RESET)
             conn.forget(stream)
-            conn.events.append(StreamWasReset(stream.id, Code.SHUTDOWN, "not looked at before the peer went away"))
+            conn.events.append(StreamWasReset(stream.id, Code.SHUTDOWN, "not looked at before the peer went away", unseen=True))
 

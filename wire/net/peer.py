@@ -24,7 +24,8 @@ from wire.errors import Code, ConnectionLost, WireError, error_for
 from wire.events import GoAwayReceived, HelloReceived, Kind, StreamOpened
 from wire.identity import PeerId
 from wire.limits import Limits
-from wire.messages import Key, SessionHello, decode, encode
+from wire.messages import Key, SessionHello, encode
+from wire.net.asking import ask
 from wire.net.byterates import ByteRates
 from wire.net.bytestream import ByteStream
 from wire.net.causes import may_come_back
@@ -155,16 +156,8 @@ class Peer:
         REFUSED, or what its handler raised); `RemoteProtocolError` for a reply that is not a `reply_class`; what ended the
         connection.  After a cancel, too, the peer may have acted on the request; the stream is reset.
         """
-        message = encode(request)
         with trio.move_on_after(deadline_s):
-            stream = await self._open(Kind.MESSAGE, protocol, cls)
-            assert isinstance(stream, MessageStream)
-            async with stream:
-                await stream.send(message, fin=True)
-                try:
-                    return decode(await stream.receive(), reply_class)
-                except trio.EndOfChannel:
-                    raise error_for(Code.PROTOCOL, detail=f"{protocol}: the peer ended without a reply") from None
+            return await ask(lambda: self._open(Kind.MESSAGE, protocol, cls), encode(request), reply_class)
         raise error_for(Code.TIMEOUT, detail=f"{protocol}: no answer from {self.peer_id.short} within {deadline_s:g} s")
 
     async def open(

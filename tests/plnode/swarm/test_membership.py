@@ -21,6 +21,7 @@ from plnode.swarm.claims import NodeState, StageClaim
 from plnode.swarm.membership import Membership
 from plnode.swarm.messages import CLAIMS
 from tests.wire.net.worlds import RUN
+from tests.wire.sim.test_crossing import at_the_hole
 from tests.wire.sim.test_nets import member
 from tests.wire.sim.test_punch import meet
 from tests.wire.sim.test_relay import Town, town, until
@@ -29,7 +30,6 @@ from wire.errors import Code, ConnectionLost, error_for
 from wire.identity import Identity
 from wire.net import Net, Peer
 from wire.net.link import Link as Connection
-from wire.net.manager import Manager
 from wire.path import PathKind
 from wire.sim import Internet, Link, seed_tasks
 
@@ -174,27 +174,19 @@ async def test_a_claim_told_over_a_circuit_that_gives_way_to_a_hole_is_told_agai
         a, b, peer = await meet(t, ("cone", "cone"))
         members = membership_of(a, 1, _wall(t)), membership_of(b, 2, _wall(t))
         pair = Pair(t.net, (a, b), members)
-        honest = Manager.adopt
         told: list[Membership] = []
 
-        async def adopt(manager: Manager, link: Connection) -> Peer:
-            net = next((net for net in pair.nets if net.manager is manager), None)
-            back = None if net is None else net.peer(link.peer_id)
-            if net is not None and back is not None and back.relayed and link.relay is None and not link.initiator:
-                circuit = back.primary
-                assert circuit is not None and not told
-                told.append(members[pair.nets.index(net)])
-                told[0].say(replace(told[0].own, state=NodeState.READY, stage=0))
-                await trio.sleep(0.001)
-                if how == "reset":
-                    a._nursery.start_soon(end, circuit)  # type: ignore[union-attr]
-            return await honest(manager, link)
+        def say(net: Net, peer: Peer, circuit: Connection) -> None:
+            told.append(members[pair.nets.index(net)])
+            told[0].say(replace(told[0].own, state=NodeState.READY, stage=0))
+            if how == "reset":
+                a._nursery.start_soon(end, circuit)  # type: ignore[union-attr]
 
         async def end(circuit: Connection) -> None:
             await trio.sleep(0.005)
             circuit.fail(ConnectionLost("the relay is gone"))
 
-        monkeypatch.setattr(Manager, "adopt", adopt)
+        at_the_hole(monkeypatch, pair.nets, say)
         async with trio.open_nursery() as nursery:
             for net, membership in zip(pair.nets, members, strict=True):
                 nursery.start_soon(live, net, membership)
