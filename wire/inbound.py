@@ -343,7 +343,7 @@ class Inbound:
             stream.send.raise_to(accepted.credit)
         conn.events.append(StreamAccepted(number))
         conn.wake_if_writable(stream)
-        if stream.source is not None:
+        if stream.source is not None and stream.sending:  # a second FIN would be a violation
             conn.scheduler.push(stream, stream.cls, stream.source.order)
 
     def _on_reset(self, number: int, body: memoryview, now: float) -> None:
