@@ -528,7 +528,7 @@ def test_chunks_are_placed_and_announced_only_when_whole() -> None:
 
 def test_a_chunk_stream_that_is_finished_before_it_is_accepted_says_so_once() -> None:
     """A lane takes over while the stream is opened: a FIN for its ACCEPT, too, would end the connection."""
-    joined, stream, source, sink = chunk_pair()
+    joined, stream, _, sink = chunk_pair()
     joined.a.session.send(stream, b"", fin=True, now=joined.now)
     joined.settle()
     joined.b.session.attach_sink(stream, sink)

@@ -243,6 +243,7 @@ class Peer:
                 self._nursery = nursery
                 for link in self.links:
                     self._start(nursery, link)
+                self._settle()  # a second connection may have come before
                 await self._gone.wait()
                 nursery.cancel_scope.cancel()
         finally:
@@ -291,7 +292,12 @@ class Peer:
         if before != self.path:
             self.moved(self, before)
         self._channels.move_to(primary, self._lanes[primary].usable())
-        retire(self.links, primary)
+        if not retire(self.links, primary) and self._nursery is not None:
+            self._nursery.start_soon(self._retire, primary)
+
+    async def _retire(self, primary: Link) -> None:
+        if await primary.answers() and self.primary is primary:
+            retire(self.links, primary)
 
     def _start(self, nursery: trio.Nursery, link: Link) -> None:
         nursery.start_soon(self._run_link, link)

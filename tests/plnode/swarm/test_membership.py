@@ -21,7 +21,7 @@ from plnode.swarm.claims import NodeState, StageClaim
 from plnode.swarm.membership import Membership
 from plnode.swarm.messages import CLAIMS
 from tests.wire.net.worlds import RUN
-from tests.wire.sim.test_crossing import at_the_hole
+from tests.wire.sim.test_crossing import at_the_hole, far_relay
 from tests.wire.sim.test_nets import member
 from tests.wire.sim.test_punch import meet
 from tests.wire.sim.test_relay import Town, town, until
@@ -170,7 +170,7 @@ async def test_a_claim_told_over_a_circuit_that_gives_way_to_a_hole_is_told_agai
     """Whoever dialled through the hole knows last that it stands, and tells the circuit goodbye.  The way through the relay is the
     longer one: what the other end opened on it just before arrives behind that goodbye, or the circuit has ended by then."""
     async with town(seed) as t:
-        await t.relay()
+        await far_relay(t)
         a, b, peer = await meet(t, ("cone", "cone"))
         members = membership_of(a, 1, _wall(t)), membership_of(b, 2, _wall(t))
         pair = Pair(t.net, (a, b), members)
@@ -192,7 +192,8 @@ async def test_a_claim_told_over_a_circuit_that_gives_way_to_a_hole_is_told_agai
                 nursery.start_soon(live, net, membership)
             await until(lambda: told)
             await until(pair.known, 5)
-            assert peer.path.kind is PathKind.PUNCHED and not peer.closed, "the peer stayed connected"
+            await until(lambda: peer.path.kind is PathKind.PUNCHED, 5)
+            assert not peer.closed, "the peer stayed connected"
             nursery.cancel_scope.cancel()
 
 

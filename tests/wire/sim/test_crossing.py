@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import trio
 import trio.testing
 
 from tests.wire.sim.test_punch import meet
-from tests.wire.sim.test_relay import QUESTION, town, until
+from tests.wire.sim.test_relay import LINE, QUESTION, Town, send_all, town, until
 from wire.errors import ConnectionLost, WireError
 from wire.messages import Want
 from wire.net import Net, Peer
@@ -20,9 +21,16 @@ from wire.path import PathKind
 Clock = trio.testing.MockClock
 
 
-def at_the_hole(monkeypatch: pytest.MonkeyPatch, nets: tuple[Net, Net], act: Callable[[Net, Peer, Link], None]) -> None:
-    """Call `act(net, its peer, the circuit)` a millisecond before a hole replaces the circuit, at the end that did not dial through the
-    hole.  The other end hears of the hole, and says goodbye on the circuit, before what is opened there has come the longer way."""
+async def far_relay(t: Town) -> None:
+    """One through which the way is so long that a goodbye, though said a round trip later, is there before what crosses it."""
+    await t.relay()
+    t.relay_hosts[0].link = replace(LINE, delay_s=0.1)
+
+
+def at_the_hole(
+    monkeypatch: pytest.MonkeyPatch, nets: tuple[Net, Net], act: Callable[[Net, Peer, Link], None], *, late_s: float = 0.001
+) -> None:
+    """Call `act(net, its peer, the circuit)` just before a hole replaces the circuit, at the end that did not dial through the hole."""
     honest = Manager.adopt
 
     async def adopt(manager: Manager, link: Link) -> Peer:
@@ -32,10 +40,44 @@ def at_the_hole(monkeypatch: pytest.MonkeyPatch, nets: tuple[Net, Net], act: Cal
             circuit = peer.primary
             assert circuit is not None
             act(net, peer, circuit)
-            await trio.sleep(0.001)
+            await trio.sleep(late_s)
         return await honest(manager, link)
 
     monkeypatch.setattr(Manager, "adopt", adopt)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_the_circuit_stays_until_both_ends_have_the_hole(seed: int, autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last packet of a handshake is lost, so one end has the new connection half a second after the other: what is asked and sent
+    meanwhile goes over the circuit."""
+    async with town(seed) as t:
+        await t.relay()
+        a, b, peer = await meet(t, ("cone", "cone"))
+        back = b.peer(a.peer_id)
+        assert back is not None
+        answers: list[Want | WireError] = []
+        async with trio.open_nursery() as nursery:
+
+            async def call(at: Peer) -> None:
+                for _ in range(10):
+                    try:
+                        answers.append(await at.call("echo", QUESTION, Want, deadline_s=5))
+                    except WireError as error:
+                        answers.append(error)
+                    await trio.sleep(0.04)
+
+            async def send(at: Peer) -> None:
+                await trio.sleep(0.2)
+                await send_all(t, at, back if at is peer else peer, 3)
+
+            def act(net: Net, at: Peer, circuit: Link) -> None:
+                nursery.start_soon(call, at)
+                nursery.start_soon(send, at)
+
+            at_the_hole(monkeypatch, (a, b), act, late_s=0.5)
+            await until(lambda: peer.path.kind is PathKind.PUNCHED and back.path.kind is PathKind.PUNCHED)
+        assert answers == [QUESTION] * 10
+        await until(lambda: len(peer.links) == len(back.links) == 1, 40)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -45,7 +87,7 @@ async def test_a_call_that_the_peer_never_looked_at_is_asked_again_over_the_hole
 ) -> None:
     """If the circuit breaks instead, nobody knows what the peer has done: the caller is told, as of any loss."""
     async with town(seed) as t:
-        await t.relay()
+        await far_relay(t)
         a, b, peer = await meet(t, ("cone", "cone"))
         asked: list[Want] = []
         answers: list[Want | WireError] = []
@@ -76,4 +118,5 @@ async def test_a_call_that_the_peer_never_looked_at_is_asked_again_over_the_hole
             assert isinstance(answers[0], ConnectionLost)
         else:
             assert answers == [QUESTION] and asked == [QUESTION], "once, and done once"
-        assert peer.path.kind is PathKind.PUNCHED and not peer.closed
+        await until(lambda: peer.path.kind is PathKind.PUNCHED, 5)
+        assert not peer.closed
