@@ -237,12 +237,14 @@ class ConnectionLost(WireError):
 
 
 class StreamReset(WireError):
-    """The peer, or we, reset the stream.  Unread data are gone; what the other end did of the request is unknown."""
+    """The peer, or we, reset the stream.  Unread data are gone; what the other end did of the request is unknown, unless it
+    says that the stream was `unseen`: then nothing."""
 
     default_code = Code.CANCELLED
 
-    def __init__(self, code: Code | int, detail: str | bytes = "", *, local: bool = False) -> None:
+    def __init__(self, code: Code | int, detail: str | bytes = "", *, local: bool = False, unseen: bool = False) -> None:
         known, text = known_code(code, detail)
+        self.unseen = unseen
         super().__init__(text, code=known, local=local)
 
 

@@ -70,11 +70,15 @@ class StreamFinished:
 
 @dataclass(frozen=True, slots=True)
 class StreamWasReset:
-    """The peer ended both directions.  Unread data are gone and the id is forgotten: reading it would be a misuse."""
+    """The peer ended both directions.  Unread data are gone and the id is forgotten: reading it would be a misuse.
+
+    `unseen`: it was opened after the last stream that the peer has looked at.
+    """
 
     stream: int
     code: Code
     detail: str
+    unseen: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -343,7 +343,7 @@ class Inbound:
             stream.send.raise_to(accepted.credit)
         conn.events.append(StreamAccepted(number))
         conn.wake_if_writable(stream)
-        if stream.source is not None:
+        if stream.source is not None and stream.sending:  # a second FIN would be a violation
             conn.scheduler.push(stream, stream.cls, stream.source.order)
 
     def _on_reset(self, number: int, body: memoryview, now: float) -> None:
@@ -394,5 +394,5 @@ class Inbound:
         for stream in [s for s in conn.streams.values() if conn.is_own(s.id) and s.id > last]:
             move_remote(stream, Input.RECV_RESET)
             conn.forget(stream)
-            conn.events.append(StreamWasReset(stream.id, Code.SHUTDOWN, "not looked at before the peer went away"))
+            conn.events.append(StreamWasReset(stream.id, Code.SHUTDOWN, "not looked at before the peer went away", unseen=True))
 

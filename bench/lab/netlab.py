@@ -142,6 +142,10 @@ class Lab:
         """Undo `map_ports`.  Of a router that is not `full`, which has its ports mapped from the start."""
         self.run(f"n{number}", "nft", "flush", "chain", "ip", "lab", "pre")
 
+    def answer_strangers(self, number: int) -> None:
+        """From now on the router of `number` refuses strangers in words, where home routers are silent.  For good."""
+        self.run(f"n{number}", "nft", "flush", "chain", "ip", "lab", "inp")
+
     def renumber(self, number: int, last: int = 9) -> None:
         """Give the router of `number` another outside address, as a provider does; 2, the one from the start: a reboot.
 

@@ -1,9 +1,9 @@
 """Who is here: spreads this node's stage claim, keeps everybody else's, and keeps connections to the nodes of the run.
 
 Claims spread by flooding news to the connected peers, and by a full exchange whenever a connection is new: a claim made while two
-nodes were apart arrives with their first words.  (A swarm of hundreds needs samples instead of a full mesh; the table and the
-exchange do not depend on it.)  Of two nodes that know each other's address the lower id dials at once and the other one a moment
-later, so that the usual case needs no tie-break between two connections.
+nodes were apart arrives with their first words.  What a connected peer has not answered is told again (greeting.py).  (A swarm of
+hundreds needs samples instead of a full mesh; the table and the exchange do not depend on it.)  Of two nodes that know each other's
+address the lower id dials at once and the other one a moment later, so that the usual case needs no tie-break between two connections.
 
 Others wait on `changed()`: one event per change of what is known, nothing polls.
 """
@@ -13,13 +13,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from random import Random
 
 import trio
 
 from plnode.swarm.claims import DOMAIN, LIFE_S, Claimed, ClaimTable, StageClaim, pack
+from plnode.swarm.greeting import Greetings
 from plnode.swarm.messages import CLAIMS, MOST_CLAIMS, Claims
 from wire.envelope import SequenceClock, seal
-from wire.errors import WireError
+from wire.errors import Code, WireError
 from wire.identity import Identity, PeerId
 from wire.net import Net, NetEvent, Peer, PeerConnected, PeerLost
 
@@ -27,6 +29,7 @@ MOST_PEERS = 64
 CALL_S = 10.0
 SECOND_DIALLER_WAITS_S = 1.0
 DIAL_AGAIN_S = 5.0  # the first back-off of an address
+BARRED_MOST = 1024  # of those that ban us
 
 
 class Membership:
@@ -41,6 +44,7 @@ class Membership:
         own: StageClaim,
         *,
         wall: Callable[[], float] = time.time,
+        random: Random | None = None,
     ) -> None:
         self._net = net
         self._identity = identity
@@ -52,6 +56,8 @@ class Membership:
         self._changed = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._dialling: set[PeerId] = set()
+        self._barred: dict[PeerId, None] = {}  # they have said that this node is banned: not dialled, unless they come by themselves
+        self._greetings = Greetings(self._tell_all, random or Random())
         self._sealed_own: Claimed | None = None
         self._reseal()
         net.serve_calls(CLAIMS, Claims, self._on_claims)
@@ -93,7 +99,7 @@ class Membership:
         async with trio.open_nursery() as nursery:
             for peer in self._net.peers():
                 if not peer.guest:
-                    nursery.start_soon(self._exchange, peer, (raw,))
+                    nursery.start_soon(self._pass_on, peer, (raw,))
 
     def _reseal(self) -> None:
         now = self._wall()
@@ -129,9 +135,15 @@ class Membership:
 
     def on_event(self, event: NetEvent) -> None:
         """The network has news: greet who came, forget who went, dial whom we now know."""
+        if isinstance(event, PeerConnected):
+            self._barred.pop(event.peer.peer_id, None)
         if isinstance(event, PeerConnected) and not event.peer.guest and self._nursery is not None:
             self._nursery.start_soon(self._greet, event.peer)
         elif isinstance(event, PeerLost):
+            if event.reason.code is Code.BANNED and not event.reason.local:
+                self._barred[event.peer_id] = None
+                for each in list(self._barred)[:-BARRED_MOST]:
+                    del self._barred[each]
             self._notify()
         self._dial_known()
 
@@ -156,7 +168,7 @@ class Membership:
             peer = record.peer_id
             if room <= 0:
                 return
-            if peer == self._net.peer_id or peer in self._dialling or self._net.peer(peer) is not None:
+            if peer == self._net.peer_id or peer in self._dialling or peer in self._barred or self._net.peer(peer) is not None:
                 continue
             room -= 1
             self._dialling.add(peer)
@@ -176,16 +188,26 @@ class Membership:
 
     async def _greet(self, peer: Peer) -> None:
         self._notify()
+        await self._greetings.greet(peer)
+
+    async def _tell_all(self, peer: Peer) -> bool:
         raws = tuple(c.raw for c in self._table.all())
         for start in range(0, max(len(raws), 1), MOST_CLAIMS):
-            await self._exchange(peer, raws[start : start + MOST_CLAIMS])
+            if not await self._exchange(peer, raws[start : start + MOST_CLAIMS]):
+                return False
+        return True
 
-    async def _exchange(self, peer: Peer, raws: tuple[bytes, ...]) -> None:
+    async def _pass_on(self, peer: Peer, raws: tuple[bytes, ...]) -> None:
+        if not await self._exchange(peer, raws) and self._nursery is not None:
+            self._nursery.start_soon(self._greetings.greet, peer)
+
+    async def _exchange(self, peer: Peer, raws: tuple[bytes, ...]) -> bool:
         try:
             reply = await peer.call(CLAIMS, Claims(raws), Claims, deadline_s=CALL_S)
         except WireError:
-            return  # a lost peer is an event of its own
+            return False  # a lost peer is an event of its own
         self._take(reply.envelopes, peer)
+        return True
 
     async def _on_claims(self, peer: Peer, request: Claims) -> Claims:
         self._take(request.envelopes, peer)
@@ -223,7 +245,7 @@ class Membership:
             return
         for peer in self._net.peers():
             if not peer.guest and peer.peer_id != apart_from:
-                self._nursery.start_soon(self._exchange, peer, raws)
+                self._nursery.start_soon(self._pass_on, peer, raws)
 
     def wake(self) -> None:
         """Let everybody who waits for a change look again (something else than a claim has changed)."""

@@ -27,7 +27,7 @@ from wire.events import (
 )
 from wire.limits import DEFAULT_LIMITS
 from wire.messages import AcceptBody, encode
-from wire.records import FrameType
+from wire.records import FLAG_FIN, FrameType
 from wire.replies import CREDIT_BODY, PONG_BODY
 
 MIB = 1 << 20
@@ -523,6 +523,21 @@ def test_chunks_are_placed_and_announced_only_when_whole() -> None:
     joined.settle()
     assert joined.b.take(StreamFinished) == [StreamFinished(stream)]
     joined.b.session.reset(stream, Code.CANCELLED)
+    assert_idle(joined)
+
+
+def test_a_chunk_stream_that_is_finished_before_it_is_accepted_says_so_once() -> None:
+    """A lane takes over while the stream is opened: a FIN for its ACCEPT, too, would end the connection."""
+    joined, stream, _, sink = chunk_pair()
+    joined.a.session.send(stream, b"", fin=True, now=joined.now)
+    joined.settle()
+    joined.b.session.attach_sink(stream, sink)
+    joined.b.session.accept(stream)
+    joined.settle()
+    assert joined.b.take(StreamFinished) == [StreamFinished(stream)]
+    assert [flags for number, kind, flags, _ in joined.a.sealer.sealed if number == stream and kind == FrameType.DATA] == [FLAG_FIN]
+    joined.b.session.reset(stream, Code.CANCELLED)
+    joined.settle()
     assert_idle(joined)
 
 

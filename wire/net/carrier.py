@@ -193,7 +193,7 @@ class Attachment:
         if self.over or self._retiring:
             return
         self._retiring = True
-        for carrier in self.carriers.values():
+        for carrier in list(self.carriers.values()):  # the last piece of a chunk ends its carrier
             carrier.copy_chunk()
             carrier.retire()
         self.flush()

@@ -95,9 +95,15 @@ def heard_nothing(cause: BaseException | str) -> bool:
     return isinstance(cause, OSError) and cause.errno in _UNHEARD
 
 
+def spent(error: WireError) -> bool:
+    """The relay ended a circuit because it had carried all that a circuit for signals may."""
+    return isinstance(error, ConnectionLost) and error.code is Code.RELAY_LIMIT
+
+
 def may_come_back(error: WireError) -> bool:
-    """Lost without a goodbye; or the loser of two connections, whose winner was lost while it drained."""
-    return isinstance(error, ConnectionLost) or error.code is Code.SUPERSEDED
+    """Lost without a goodbye; or the loser of two connections, whose winner was lost while it drained.  Not if its circuit is spent:
+    the channels would spend the next one as well, with the chunk that did not fit into this one."""
+    return (isinstance(error, ConnectionLost) and not spent(error)) or error.code is Code.SUPERSEDED
 
 
 def cause_of(error: BaseException) -> Cause:

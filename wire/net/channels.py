@@ -20,6 +20,7 @@ from wire.events import Kind, StreamOpened
 from wire.limits import Limits
 from wire.messages import Key
 from wire.net.carrier import CHUNKS_META
+from wire.net.causes import spent
 from wire.net.link import Link
 from wire.net.receiver import TensorReceiver
 from wire.net.sender import TensorSender
@@ -155,6 +156,15 @@ class Channels:
         """The lanes of a control connection have changed."""
         for sender in list(self._senders.values()):
             sender.use(link, lanes)
+
+    def lane_ended(self, lane: Link) -> None:
+        """If its circuit is spent, the channels that it carried end: a lane after the other would end so, and nothing arrive."""
+        if lane.error is None or not spent(lane.error):
+            return
+        ends: list[TensorSender | TensorReceiver] = [*self._senders.values(), *self._receivers.values()]
+        for end in ends:
+            if end.at is not None and end.at.link is lane.home:
+                end.lost(lane.error)
 
     def in_doubt(self, lane: int) -> bool:
         """Whether something was written to that lane that no receiver has confirmed."""

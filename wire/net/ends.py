@@ -49,7 +49,7 @@ def tell(ends: dict[int, StreamEnd], event: Readable | StreamFinished | Writable
     if isinstance(event, StreamWasReset):
         if end is not None:
             del ends[event.stream]
-            end.on_reset(StreamReset(event.code, event.detail))
+            end.on_reset(StreamReset(event.code, event.detail, unseen=event.unseen))
     elif end is None:
         return
     elif isinstance(event, Writable):

@@ -159,9 +159,9 @@ class Link:
         """Ping, and wait for the answer or for the end of the connection; whether it lives.  The caller sets the deadline."""
         if self._over:
             return False
-        self._pong = self._pong or trio.Event()
+        pong = self._pong = trio.Event() if self._pong is None else self._pong  # an event has no truth value
         self.ping()
-        await self._pong.wait()
+        await pong.wait()
         return not self._over
 
     def ping(self) -> None:

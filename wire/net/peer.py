@@ -25,7 +25,8 @@ from wire.errors import Code, ConnectionLost, WireError, error_for
 from wire.events import GoAwayReceived, HelloReceived, Kind, StreamOpened
 from wire.identity import PeerId
 from wire.limits import Limits
-from wire.messages import Key, SessionHello, decode, encode
+from wire.messages import Key, SessionHello, encode
+from wire.net.asking import ask
 from wire.net.byterates import ByteRates
 from wire.net.bytestream import ByteStream
 from wire.net.causes import may_come_back
@@ -163,16 +164,8 @@ class Peer:
         REFUSED, or what its handler raised); `RemoteProtocolError` for a reply that is not a `reply_class`; what ended the
         connection.  After a cancel, too, the peer may have acted on the request; the stream is reset.
         """
-        message = encode(request)
         with trio.move_on_after(deadline_s):
-            stream = await self.open(protocol, cls=cls)
-            assert isinstance(stream, MessageStream)
-            async with stream:
-                await stream.send(message, fin=True)
-                try:
-                    return decode(await stream.receive(), reply_class)
-                except trio.EndOfChannel:
-                    raise error_for(Code.PROTOCOL, detail=f"{protocol}: the peer ended without a reply") from None
+            return await ask(lambda: self.open(protocol, cls=cls), encode(request), reply_class)
         raise error_for(Code.TIMEOUT, detail=f"{protocol}: no answer from {self.peer_id.short} within {deadline_s:g} s")
 
     async def open(
@@ -255,6 +248,7 @@ class Peer:
                 self._nursery = nursery
                 for link in self.links:
                     self._start(nursery, link)
+                self._settle()  # a second connection may have come before
                 await self._gone.wait()
                 nursery.cancel_scope.cancel()
         finally:
@@ -302,7 +296,12 @@ class Peer:
         if before != self.path:
             self.moved(self, before)
         self._channels.move_to(primary, self._lanes[primary].usable())
-        retire(self.links, primary)
+        if not retire(self.links, primary) and self._nursery is not None:
+            self._nursery.start_soon(self._retire, primary)
+
+    async def _retire(self, primary: Link) -> None:
+        if await primary.answers() and self.primary is primary:
+            retire(self.links, primary)
 
     def _start(self, nursery: trio.Nursery, link: Link) -> None:
         nursery.start_soon(self._run_link, link)
@@ -317,6 +316,7 @@ class Peer:
     async def _run_lane(self, link: Link) -> None:
         await link.run(self)
         self.tally.add(link)
+        self._channels.lane_ended(link)
         if (lanes := self._lanes.get(link.home)) is not None:
             lanes.ended(link)
 

@@ -8,8 +8,9 @@ keep the same one:
 * connections dialled by the peer with the lower id win over those dialled by the other, so both ends keep the same one;
 * among connections of one initiator the newest wins, because it made a new one for a reason.
 
-The initiator of the winner tells the loser goodbye (SUPERSEDED): it is the last of the two to know that the winner stands, so
-no end is ever without a connection.
+The initiator of the winner tells the loser goodbye (SUPERSEDED), as soon as the winner has answered its first ping.  Before that the
+other end may not have it: it is done when the initiator's HELLO has come, and a lost packet makes that later than the goodbye, which
+comes another way.  So no end is ever without a connection.
 """
 
 from __future__ import annotations
@@ -53,13 +54,22 @@ def choose_primary(links: Sequence[Link], own: PeerId) -> Link | None:
     return (by_lower or live)[-1]
 
 
-def retire(links: Sequence[Link], primary: Link) -> None:
-    """Let the others drain if we dialled `primary`; what is of an older generation is dead and ends now."""
-    for link in list(links):
+def retire(links: Sequence[Link], primary: Link) -> bool:
+    """Let the others drain if we dialled `primary`; what is of an older generation is dead and ends now.
+
+    False if it is too early for the former: call it again when `primary` has answered.
+    """
+    others = [link for link in links if link is not primary]
+    for link in others:
         if link.generation < primary.generation:
             link.fail(ConnectionLost("the peer has lost this connection and made another"))
-        elif primary.initiator and link is not primary:
-            link.goaway(Code.SUPERSEDED)
+    if not primary.initiator or all(link.draining for link in others):
+        return True
+    if primary.session.rtt_s is None:
+        return False
+    for link in others:
+        link.goaway(Code.SUPERSEDED)
+    return True
 
 
 def gauges(links: Sequence[Link]) -> dict[str, int]:

@@ -17,6 +17,10 @@ spreads a crowd, and at most 16 are dialled at once.  What the peer said when it
     busy, full, too often     wanted: later; else never
     banned, wrong run, ...    never, unless it comes by itself
     our own goodbye           never
+
+Who was told that it is banned is remembered, whether it wanted that peer or not: `want` comes with every change of what this node does,
+and would ask again each time.  Only the word of the peer itself counts.  A refusal in a hello comes in clear and may be forged, so
+it costs a back-off and no more (causes.py).
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ from wire.limits import Limits
 
 DIALS_AT_ONCE = 16
 MISSED_MOST = 64  # peers that nobody asked for
+BARRED_MOST = 1024  # of those that ban us; 32 bytes each, and each has cost a handshake
 SECOND_DIALLER_WAITS_S = 1.0
 SPREAD_S = 1.0
 DIAL_S = 30.0  # 16 addresses, 8 at once, 5 s each, and as much again for a machine that computes
@@ -99,6 +104,7 @@ class Wanted:
         self._rng = rng
         self._wanted: frozenset[PeerId] = frozenset()
         self._missing: dict[PeerId, _Missing] = {}
+        self._barred: dict[PeerId, None] = {}  # they have banned us
         self._dialling: set[PeerId] = set()
         self._look = trio.Event()
 
@@ -112,7 +118,7 @@ class Wanted:
         now = trio.current_time()
         self._wanted, before = wanted, self._wanted
         for peer_id in wanted - before:
-            if peer_id not in self._missing and not self._present(peer_id):
+            if peer_id not in self._missing and peer_id not in self._barred and not self._present(peer_id):
                 self._missing[peer_id] = _Missing(now + self._turn_s(peer_id), now)
         for peer_id in before - wanted:
             if (found := self._missing.get(peer_id)) is not None and found.until <= now:
@@ -123,6 +129,10 @@ class Wanted:
         """The last connection to a peer ended.  `missed`: we dialled it and talked with it."""
         wanted = peer_id in self._wanted
         then = after(reason, wanted)
+        if reason.code is Code.BANNED and not reason.local:
+            self._barred[peer_id] = None
+            for each in list(self._barred)[:-BARRED_MOST]:
+                del self._barred[each]
         if not wanted and (not missed or then is Then.NEVER):
             return
         now, limits = trio.current_time(), self._limits
@@ -140,6 +150,7 @@ class Wanted:
     def found(self, peer_id: PeerId) -> None:
         """It is connected, whoever dialled."""
         self._missing.pop(peer_id, None)
+        self._barred.pop(peer_id, None)
 
     def news(self, peer_id: PeerId) -> None:
         """A newer record: its addresses may be others, and it lives."""
@@ -189,7 +200,8 @@ class Wanted:
     async def _dial(self, peer_id: PeerId, found: _Missing) -> None:
         try:
             await self._connect(peer_id, DIAL_S)
-            self.found(peer_id)
+            if self._present(peer_id):  # it may have been lost again before this task runs
+                self.found(peer_id)
         except WireError as error:
             found.failures += 1
             pause_s = min(RETRY_MOST_S, 2.0 ** min(found.failures, 16)) * self._rng.uniform(0.5, 1.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import trio
 import trio.testing
@@ -9,12 +11,13 @@ import trio.testing
 from tests.wire.sim.test_lanes import SIZE, Swarm, swarm
 from tests.wire.sim.test_nets import QUESTION, echo, member
 from wire.address import Address
-from wire.errors import Code, WireError, error_for
+from wire.errors import Code, ConnectionLost, WireError, error_for
+from wire.identity import Identity, PeerId
 from wire.limits import DEFAULT_LIMITS
 from wire.messages import Want
 from wire.net import Net, NetworkChanged, NotListening
 from wire.net.moved import Moved
-from wire.net.wanted import Then, after
+from wire.net.wanted import Then, Wanted, after
 from wire.sim import Internet, Link, Nat, seed_tasks
 
 Clock = trio.testing.MockClock
@@ -187,6 +190,54 @@ async def test_a_goodbye_is_heeded(code: Code, autojump_clock: Clock) -> None:
         assert not a.peers()
         await trio.sleep(60)
         assert bool(a.peers()) is (code is Code.SHUTDOWN), "who stops may start again; who bans means it"
+
+
+@pytest.mark.parametrize("before", [True, False])
+async def test_who_bans_is_not_asked_when_it_is_wanted_anew(before: bool, autojump_clock: Clock) -> None:
+    net = Internet(6)
+    one, other = net.host("10.0.0.1", link=LINE), net.host("10.0.0.2", link=LINE)
+    async with net.running(), member(one) as a, member(other) as b:
+        await missed(a, b, used=False)
+        if before:
+            a.want([b.peer_id])
+        back = b.peer(a.peer_id)
+        assert back is not None
+        back.goaway(Code.BANNED)
+        await trio.sleep(5)
+        dials = sum(entry[1] == "dial" for entry in net.log)
+        for _ in range(3):
+            a.want([])
+            await trio.sleep(1)
+            a.want([b.peer_id])
+            await trio.sleep(20)
+        assert not a.peers() and sum(entry[1] == "dial" for entry in net.log) == dials
+        await b.dial(a.addresses[0])  # it comes by itself: forgiven
+        for pipe in list(one.connections.values()):
+            net.reset(pipe)
+        await until(lambda: not a.peers(), 5)
+        await until(lambda: a.peers(), 20)
+
+
+async def test_one_that_is_lost_before_the_dial_has_returned_is_dialled_again(autojump_clock: Clock) -> None:
+    """The connection stood and ended while the task that dialled had not run: what the loss noted must stay."""
+    dials: list[float] = []
+    target = Identity(b"t".ljust(32, b"-")).peer_id
+
+    async def connect(peer_id: PeerId, deadline_s: float) -> None:
+        dials.append(trio.current_time())
+        await trio.sleep(0.1)
+        wanted.found(peer_id)
+        wanted.lost(peer_id, ConnectionLost(), missed=True)
+
+    wanted = Wanted(
+        Identity(b"o".ljust(32, b"-")).peer_id, DEFAULT_LIMITS, connect=connect, present=lambda peer_id: False, rng=random.Random(1)
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wanted.run)
+        wanted.want([target])
+        await trio.sleep(30)
+        nursery.cancel_scope.cancel()
+    assert len(dials) >= 3
 
 
 @pytest.mark.parametrize(

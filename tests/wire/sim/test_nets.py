@@ -60,6 +60,22 @@ async def test_two_nets_meet_and_talk(autojump_clock: Clock) -> None:
         assert len(one.connections) == 1
 
 
+async def test_several_may_ask_at_once_whether_a_connection_answers(autojump_clock: Clock) -> None:
+    async with pair() as (_, _, _, _, _, peer):
+        assert peer.primary is not None
+        answered: list[bool] = []
+
+        async def ask() -> None:
+            assert peer.primary is not None
+            answered.append(await peer.primary.answers())
+
+        with trio.fail_after(2):
+            async with trio.open_nursery() as nursery:
+                for _ in range(3):
+                    nursery.start_soon(ask)
+        assert answered == [True] * 3
+
+
 async def test_a_cut_line_is_noticed_by_silence(autojump_clock: Clock) -> None:
     async with pair() as (net, one, _, _, _, peer):
         started = trio.current_time()
