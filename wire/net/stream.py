@@ -210,7 +210,8 @@ class _Drain:
         self._bytes = 0
 
     def on_readable(self) -> None:
-        while (data := self._stream._take()) is not None:
+        # Data and a reset may have come together: the session has forgotten the stream by the time it tells of the data.
+        while self._link.session.is_live(self._number) and (data := self._stream._take()) is not None:
             self._bytes += len(data)
             if not data:
                 self._link.ends.pop(self._number, None)

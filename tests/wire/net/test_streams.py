@@ -177,6 +177,30 @@ async def test_a_closed_reader_drains_a_little_and_then_resets_the_talker(autoju
         assert len(outcome) == 1
 
 
+@pytest.mark.parametrize("kind", [Kind.BYTE, Kind.MESSAGE])
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("later", range(4))
+async def test_wire_7_data_and_a_reset_that_come_together_end_a_closed_stream_and_nothing_else(
+    autojump_clock: Clock, kind: Kind, pieces: int, later: int
+) -> None:
+    closed = trio.Event()
+
+    async def talker(peer: Peer, stream: MessageStream | ByteStream) -> None:
+        await closed.wait()
+        for _ in range(pieces):
+            await (stream.send(bytes(1000)) if isinstance(stream, MessageStream) else stream.send_all(bytes(1000)))
+        for _ in range(later):
+            await trio.lowlevel.checkpoint()
+        stream.reset()
+
+    async with served(talker) as (_, _, peer):
+        async with await peer.open("p", kind) as stream:
+            await stream.send_eof()
+        closed.set()
+        await trio.sleep(1)
+        assert not peer.closed
+
+
 async def test_an_exception_in_the_block_resets(autojump_clock: Clock) -> None:
     outcome: list[object] = []
 
