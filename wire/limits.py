@@ -129,6 +129,7 @@ class Limits:
     # Connections
     half_open_max: int = 64  # handshakes under way
     half_open_per_ip: int = 8
+    half_open_per_network: int = 32  # from one IPv4 /24 or IPv6 /48: whoever has one line leaves half of them to all others
     connects_per_ip_per_s: float = 5.0  # ~1 ms of CPU each
     connects_per_ip_burst: int = 64
     connections_per_ip_guests: int = 16
@@ -338,7 +339,8 @@ _NESTED: tuple[tuple[str, str], ...] = (
     ("ping_interval_s", "dead_after_s"),
     ("quiet_ping_s", "quiet_dead_s"),
     ("quiet_dead_s", "dead_after_s"),
-    ("half_open_per_ip", "half_open_max"),
+    ("half_open_per_ip", "half_open_per_network"),
+    ("half_open_per_network", "half_open_max"),
     ("peer_record_interval_s", "peer_record_renew_s"),
     ("seed_retry_min_s", "seed_retry_max_s"),
     ("seed_revisit_min_s", "seed_revisit_max_s"),

@@ -7,8 +7,8 @@ What goes wrong in accept loops, from the libraries of others and from trio's `_
 * `accept` fails for reasons of the machine (no descriptors: EMFILE, ENFILE, ENOBUFS, ENOMEM) or of one connection that is
   already gone (ECONNABORTED and its kin, accept(2)).  Both pause 100 ms (trio's constant) and go on: the pause keeps a
   machine without descriptors from spinning.
-* A stranger opens a thousand connections and sends nothing.  Handshakes under way are capped (64, and 8 an IP address): the
-  next one is closed before a byte of it is read.  Connections a second are capped by a token bucket an IPv4 address or
+* A stranger opens a thousand connections and sends nothing.  Handshakes under way are capped (64, 8 an IP address, and half of all
+  an IPv4 /24 or IPv6 /48, since one line may have many addresses): the next one is closed before a byte of it is read.  Connections a second are capped by a token bucket an IPv4 address or
   IPv6 /56 (what one household gets), 5 a second with burst 64, because a handshake costs about 1 ms of CPU.  Loopback, and
   private networks in `lan` and `host` scope, are exempt: a lab starts its nodes in one tick.
 * "Address already in use" does not say which address and what to do: `BindFailed` does.
@@ -32,6 +32,7 @@ from wire.hello import Hello, Refusal
 from wire.limits import Limits
 from wire.net.transport import Listener, Pipe, Transport
 from wire.rates import Bucket
+from wire.reservations import line_of
 
 log = logging.getLogger("wire.net")
 
@@ -103,6 +104,7 @@ class Admission:
         self._limits = limits
         self._lenient = scope in (Scope.LAN, Scope.HOST)
         self._half_open: Counter[str] = Counter()
+        self._lines: Counter[str] = Counter()
         self._buckets: dict[str, Bucket] = {}
 
     @property
@@ -119,16 +121,21 @@ class Admission:
         if self._half_open.total() >= limits.half_open_max or self._half_open.get(host, 0) >= limits.half_open_per_ip:
             return Code.RESOURCE_LIMIT
         key, exempt = _network(host, self._lenient)
+        line = line_of(host)
+        if not exempt and self._lines.get(line, 0) >= limits.half_open_per_network:
+            return Code.RESOURCE_LIMIT
         if not exempt and not self._take_token(key, now):
             return Code.RATE_LIMITED
         self._half_open[host] += 1
+        self._lines[line] += 1
         return None
 
     def release(self, host: str) -> None:
         """That handshake is over, whatever came of it."""
-        self._half_open[host] -= 1
-        if not self._half_open[host]:
-            del self._half_open[host]
+        for counts, key in ((self._half_open, host), (self._lines, line_of(host))):
+            counts[key] -= 1
+            if not counts[key]:
+                del counts[key]
 
     def _take_token(self, key: str, now: float) -> bool:
         limits = self._limits

@@ -27,10 +27,29 @@ def test_eight_handshakes_an_address_and_sixty_four_in_all() -> None:
     assert [admission.begin("8.0.0.1", 0.0) for _ in range(9)] == [None] * 8 + [Code.RESOURCE_LIMIT]
     for number in range(2, 9):
         for _ in range(8):
-            assert admission.begin(f"8.0.0.{number}", 0.0) is None
-    assert admission.half_open == 64 and admission.begin("8.0.0.99", 0.0) is Code.RESOURCE_LIMIT
+            assert admission.begin(f"8.0.{number}.1", 0.0) is None
+    assert admission.half_open == 64 and admission.begin("8.0.99.1", 0.0) is Code.RESOURCE_LIMIT
     admission.release("8.0.0.1")
-    assert admission.begin("8.0.0.99", 0.0) is None
+    assert admission.begin("8.0.99.1", 0.0) is None
+
+
+@pytest.mark.parametrize("host", ["8.0.0.{}", "2001:db9:7:{}::1"])
+def test_one_line_with_many_addresses_leaves_half_of_the_handshakes_to_others(host: str) -> None:
+    """A /24 whose 200 addresses say nothing does not shut the port for everybody else, however long it goes on."""
+    admission = Admission(LIMITS, Scope.INTERNET)
+    mine = [host.format(number) for number in range(1, 201)]
+    for turn in range(3):
+        inside = [one for one in mine if admission.begin(one, 10.0 * turn) is None]
+        assert len(inside) == LIMITS.half_open_per_network
+        assert admission.begin("9.0.0.1", 10.0 * turn) is None
+        for one in (*inside, "9.0.0.1"):
+            admission.release(one)
+    assert not admission.half_open and not admission._lines
+
+
+def test_a_lab_of_one_network_uses_all_handshakes() -> None:
+    admission = Admission(LIMITS, Scope.LAN)
+    assert [admission.begin(f"192.168.0.{number}", 0.0) for number in range(1, 65)] == [None] * 64
 
 
 def test_five_connections_a_second_an_address_with_a_burst() -> None:
