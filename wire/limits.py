@@ -137,6 +137,7 @@ class Limits:
     connections_per_peer: int = 6  # 1 control + 4 lanes + 1 for replacing
     inbound_connections_max: int = 512  # with a quarter of the file descriptors, whichever is less
     inbound_members_share: float = 0.10
+    inbound_network_share: float = 0.5  # to one IPv4 /24 or IPv6 /48 on the internet: nobody fills a house from one line
     accept_error_pause_s: float = 0.1
     duplicate_ping_timeout_s: float = 3.0
 

@@ -32,6 +32,7 @@ import ipaddress
 from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 from wire.identity import PeerId
@@ -100,6 +101,7 @@ class _Place:
     circuits: set[int]
 
 
+@lru_cache(4096)  # asked for every connection that stands, whenever another comes
 def line_of(host: str) -> str:
     """The line that an address belongs to: its IPv4 /24 or IPv6 /48.  Anything that is no IP address is one of its own."""
     try:

@@ -7,10 +7,11 @@ What goes wrong in accept loops, from the libraries of others and from trio's `_
 * `accept` fails for reasons of the machine (no descriptors: EMFILE, ENFILE, ENOBUFS, ENOMEM) or of one connection that is
   already gone (ECONNABORTED and its kin, accept(2)).  Both pause 100 ms (trio's constant) and go on: the pause keeps a
   machine without descriptors from spinning.
-* A stranger opens a thousand connections and sends nothing.  Handshakes under way are capped (64, 8 an IP address, and half of all
-  an IPv4 /24 or IPv6 /48, since one line may have many addresses): the next one is closed before a byte of it is read.  Connections a second are capped by a token bucket an IPv4 address or
-  IPv6 /56 (what one household gets), 5 a second with burst 64, because a handshake costs about 1 ms of CPU.  Loopback, and
-  private networks in `lan` and `host` scope, are exempt: a lab starts its nodes in one tick.
+* A stranger opens a thousand connections and sends nothing.  Handshakes under way are capped (64, 8 an IP address, and half of
+  all an IPv4 /24 or IPv6 /48, since one line may have many addresses): the next one is closed before a byte of it is read.
+  Connections a second are capped by a token bucket an IPv4 address or IPv6 /56 (what one household gets), 5 a second with burst
+  64, because a handshake costs about 1 ms of CPU.  Loopback, and private networks in `lan` and `host` scope, are exempt: a lab
+  starts its nodes in one tick.
 * "Address already in use" does not say which address and what to do: `BindFailed` does.
 
 Every configured address is tried; some that fail are reported, none that works is fatal.

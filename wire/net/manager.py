@@ -86,6 +86,7 @@ class Manager:
         self._services = services
         self._limits = limits
         self._crowds_allowed = scope is Scope.HOST  # a swarm on one machine
+        self._outside = scope is Scope.INTERNET
         self._rate = rate
         self.addresses = addresses
         self._connected = connected
@@ -288,7 +289,7 @@ class Manager:
     async def _adopt(self, link: Link) -> Peer:
         if self._nursery is None or self._closing:
             raise error_for(Code.SHUTDOWN, local=True)
-        if not self._crowds_allowed and crowded(link, self.peers.values(), self._limits):
+        if not self._crowds_allowed and crowded(link, self.peers.values(), self._limits, outside=self._outside):
             self._turn_away(link, Code.RESOURCE_LIMIT)
             raise error_for(Code.RESOURCE_LIMIT, detail=f"too many connections from {link.pipe.info().remote[0]}")
         peer = self.peers.get(link.peer_id)

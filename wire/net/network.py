@@ -34,10 +34,11 @@ from wire.net import discovery, exchange
 from wire.net.access import Access
 from wire.net.book import PeerBook
 from wire.net.bound import Listeners
+from wire.net.crowd import house
 from wire.net.dial import DialFailed, DialRate
 from wire.net.discovery import Discovery
 from wire.net.features import FEATURES
-from wire.net.interfaces import NetworkChanged, descriptor_limit, watch_interfaces
+from wire.net.interfaces import NetworkChanged, watch_interfaces
 from wire.net.link import Link
 from wire.net.listen import Admission, accept_loop, bind_all, full_house
 from wire.net.manager import Manager
@@ -94,7 +95,7 @@ class Net:
         self._scope = scope
         self._agent = agent
         self._notice_s = notice_s
-        self._inbound_max = min(limits.inbound_connections_max, descriptor_limit() // 4)
+        self._inbound_max = house(limits)
         self._transport = transport
         self._rng = rng
         self._boot_id = os.urandom(8)
