@@ -5,7 +5,9 @@ later perhaps to be paid.  Nobody has to believe it: each end counts what it sen
 difference, beyond what may have been under way when a circuit broke, is an event.
 
 What goes wrong: a pair has two circuits, control and bulk, and notes name the pair.  So sums are compared, and only while none of the
-pair's circuits is open; a relay that was lost has said nothing, and its sums are dropped.
+pair's circuits is open; a relay that was lost has said nothing, and its sums are dropped.  A relay that never tells, or brings
+circuits of ever new names that it has made up, would have us keep sums without end: of each relay the oldest that wait for nothing
+but its word are dropped.  One that says "throttled" for ever is heard once for each direction of each circuit, as an honest one says it.
 """
 
 from __future__ import annotations
@@ -25,15 +27,18 @@ from wire.relaymessages import Note, RelayNote
 
 PROTOCOL = "relay-note/1"
 TOLERANCE = 0.01
+PAIRS_MOST = 256  # of one relay, whose circuits have all ended: as many as the streams that it may have open here
 
 
 @dataclass(slots=True)
 class _Sums:
+    opened: int = 0
     open_now: int = 0
     ours: list[int] = field(default_factory=lambda: [0, 0])  # sent, received
     theirs: list[int] = field(default_factory=lambda: [0, 0])
     ended: int = 0  # circuits that we have seen end
     noted: int = 0  # and of which the relay has told
+    throttled: int = 0  # notes that said so
 
 
 class Metering:
@@ -47,7 +52,12 @@ class Metering:
 
     def opened(self, relay: PeerId, other: PeerId) -> None:
         """A circuit stands."""
-        self._sums.setdefault((relay, other), _Sums()).open_now += 1
+        sums = self._sums.get((relay, other))
+        if sums is None:
+            self._bound(relay)
+            sums = self._sums[relay, other] = _Sums()
+        sums.opened += 1
+        sums.open_now += 1
 
     def closed(self, relay: PeerId, other: PeerId, sent: int, received: int) -> None:
         """It has ended, having carried so many bytes."""
@@ -79,12 +89,19 @@ class Metering:
         if sums is None:
             return  # no circuit of ours: whatever it says
         if note.kind == Note.THROTTLED:
-            self._emit(RelayThrottled(peer.peer_id, other, note.rate))
+            if sums.throttled < 2 * sums.opened:
+                sums.throttled += 1
+                self._emit(RelayThrottled(peer.peer_id, other, note.rate))
         elif note.kind == Note.ENDED:
             sums.noted += 1
             sums.theirs[0] += note.up
             sums.theirs[1] += note.down
             self._compare(peer.peer_id, other, sums)
+
+    def _bound(self, relay: PeerId) -> None:
+        silent = [key for key, sums in self._sums.items() if key[0] == relay and not sums.open_now]
+        for key in silent[: max(0, len(silent) - PAIRS_MOST + 1)]:
+            del self._sums[key]
 
     def _compare(self, relay: PeerId, other: PeerId, sums: _Sums) -> None:
         if sums.open_now or sums.noted < sums.ended:
