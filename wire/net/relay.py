@@ -222,7 +222,7 @@ class RelayService:
         now = trio.current_time()
         host = _host(peer)
         found = self._table.reserve(
-            peer.peer_id, cls, host, member=not peer.guest, over_circuit=peer.relayed, connection=stream, now=now
+            peer.peer_id, cls, host, member=not peer.guest, over_circuit=stream.chained or peer.relayed, connection=stream, now=now
         )
         if isinstance(found, Refusal):
             self._counts[f"relay-{found.why.name.lower()}"] += 1
@@ -247,7 +247,7 @@ class RelayService:
         except ValueError:
             raise error_for(Code.PROTOCOL, detail="the target is no peer id") from None
         target = self._peer(target_id)
-        circuit = self._admit(peer, target_id, target, ask)
+        circuit = self._admit(peer, target_id, target, ask, stream.chained)
         assert target is not None  # the table knows whom it holds a place for
         scope = self._scopes[circuit.id] = trio.CancelScope()
         share, ends, control = self._turns.share, (circuit.source, circuit.target), circuit.purpose is Purpose.CONTROL
@@ -289,7 +289,7 @@ class RelayService:
             bucket = self._opens[peer_id] = Bucket(limits.relay_opens_per_s, limits.relay_opens_burst, now)
         return bucket.take(now)
 
-    def _admit(self, peer: Peer, target_id: PeerId, target: Peer | None, ask: CircuitAsk) -> Circuit:
+    def _admit(self, peer: Peer, target_id: PeerId, target: Peer | None, ask: CircuitAsk, chained: bool) -> Circuit:
         """Raises the refusal.  Not a byte was forwarded then, and nothing is kept."""
         open_voucher(
             ask.voucher,
@@ -309,7 +309,7 @@ class RelayService:
             ask.cls,
             ask.purpose,
             voucher_checked=True,
-            over_circuit=peer.relayed,
+            over_circuit=chained or peer.relayed or (target is not None and target.relayed),
             members=(not peer.guest, target is not None and not target.guest),
             now=trio.current_time(),
         )

@@ -58,6 +58,11 @@ class StreamTask:
         self._kept: deque[bytes] = deque()  # what had arrived when the connection ended; b"" is the peer's end
         link.attach(number, self)
 
+    @property
+    def chained(self) -> bool:
+        """Whether it came through a relay, whatever way the peer's next one takes."""
+        return self._link.relay is not None
+
     # -- StreamEnd: called by the link
 
     def on_readable(self) -> None:
