@@ -15,7 +15,7 @@ from wire.net.relay import PROTOCOL
 from wire.relaymessages import CircuitAsk, CircuitIn, Purpose, RelayClass, Reserve, Reserved
 
 Clock = trio.testing.MockClock
-REFUSALS = Code.NO_RESERVATION, Code.PEER_MISMATCH  # of the voucher that was shown
+REFUSALS = Code.NO_RESERVATION, Code.PEER_MISMATCH, Code.PROTOCOL, Code.SELF
 
 
 async def reserve(peer: Peer) -> Code:
