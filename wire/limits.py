@@ -279,6 +279,7 @@ class Limits:
     relay_bulk_start_bytes_per_s: float = 2e6  # until the line has shown more: a sixth of the slowest fibre's upload
     relay_peer_bytes_per_s: float = 20e6  # 160 Mbit/s, what a good household line sends
     relay_burst_s: float = 1.0  # of each rate: a tensor of the small kind passes at once
+    relay_stall_s: float = 60.0  # for one piece of a circuit to be taken; whoever reads at all does it at the least share in 0.25 s
     relay_notice_s: float = 30.0  # a relay that stops lets its circuits stand for so long, if whoever stops it waits
     relay_left_most_s: float = 600.0  # one that says every time that it stops, and does not, is asked again after so long
     relay_opens_per_s: float = 0.5  # circuits that one peer opens: each is a stream to the target and two notes

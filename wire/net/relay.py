@@ -7,8 +7,9 @@ ended.  What passes is sealed end to end.
 
 What goes wrong.  Copying as fast as bytes come gives the line to whoever sends most: every piece waits for its turn at one
 `FairShare`, and what waits is not credited, so that the sender feels backpressure and nothing is dropped.  A reader that stands
-still holds one piece of 64 KiB and a stream window, and nobody else.  The rate of a relay that nobody has set is a guess about
-somebody's line: it starts low and follows what the line has carried.
+still holds one piece of 64 KiB and a stream window, and nobody else, and not the place of a caller that has gone: a reset at one end
+ends the circuit whatever the other does, and so does a piece that nobody takes for a minute.  The rate of a relay that nobody has set
+is a guess about somebody's line: it starts low and follows what the line has carried.
 
 The end.  A relay that just goes breaks every circuit, and what was under way waits until somebody has found another way.  One that is
 told to stop says GOAWAY first, takes nobody new and goes on copying; its clients find their other relay meanwhile (detour.py) and end
@@ -29,7 +30,7 @@ import trio
 
 from wire.calls import PassedOn
 from wire.envelope import NO_RUN, VerifiedCache
-from wire.errors import Code, WireError, error_for
+from wire.errors import Code, StreamReset, WireError, error_for
 from wire.events import Kind
 from wire.fairshare import FairShare
 from wire.identity import Identity, PeerId
@@ -324,17 +325,29 @@ class RelayService:
     async def _splice(self, circuit: Circuit, near: ByteStream, far: ByteStream) -> None:
         """Copy until both directions have ended, or one broke: then the other end hears the code."""
 
+        def end(error: WireError) -> None:
+            for stream in (near, far):
+                stream.reset(error.code, error.detail)
+            nursery.cancel_scope.cancel()
+
         async def copy(source: ByteStream, sink: ByteStream, up: bool) -> None:
             try:
                 await self._copy(circuit, source, sink, up)
             except WireError as error:
-                for stream in (near, far):
-                    stream.reset(error.code, error.detail)
-                nursery.cancel_scope.cancel()
+                end(error)
+
+        async def watch(stream: ByteStream) -> None:
+            # What came before a connection was lost is still passed on; a reset wants nothing any more.
+            if isinstance(error := await stream.wait_reset(), StreamReset):
+                end(error)
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(copy, near, far, True)
-            nursery.start_soon(copy, far, near, False)
+            nursery.start_soon(watch, near)
+            nursery.start_soon(watch, far)
+            async with trio.open_nursery() as copies:
+                copies.start_soon(copy, near, far, True)
+                copies.start_soon(copy, far, near, False)
+            nursery.cancel_scope.cancel()
 
     async def _copy(self, circuit: Circuit, source: ByteStream, sink: ByteStream, up: bool) -> None:
         buffer = memoryview(bytearray(PIECE_BYTES))
@@ -348,7 +361,11 @@ class RelayService:
                     self._tell(circuit, Note.THROTTLED)
             else:
                 await trio.sleep(self._table.pause_s(circuit.id, up, trio.current_time()))
-            await sink.send_all(buffer[:count])
+            try:
+                with trio.fail_after(self._limits.relay_stall_s):
+                    await sink.send_all(buffer[:count])
+            except trio.TooSlowError:
+                raise error_for(Code.TIMEOUT, detail="the other end of the circuit takes nothing") from None
         await sink.send_eof()
 
     # -- what both ends are told

@@ -42,7 +42,9 @@ EXPECTED = (trio.Cancelled, trio.EndOfChannel, trio.BrokenResourceError, trio.Cl
 class StreamTask:
     """The waiting half that both kinds share.  One place for a reader, one for a sender."""
 
-    __slots__ = ("_error", "_fin_read", "_fin_sent", "_kept", "_link", "_reader", "_sender", "_session", "meta", "number", "protocol")
+    __slots__ = (
+        "_error", "_fin_read", "_fin_sent", "_kept", "_link", "_over", "_reader", "_sender", "_session", "meta", "number", "protocol",
+    )  # fmt: skip
 
     def __init__(self, link: Link, number: int, protocol: str) -> None:
         self._link = link
@@ -53,6 +55,7 @@ class StreamTask:
         self._reader: trio.lowlevel.Task | None = None
         self._sender: trio.lowlevel.Task | None = None
         self._error: WireError | None = None
+        self._over: trio.Event | None = None  # of who waits for a reset
         self._fin_sent = False
         self._fin_read = False
         self._kept: deque[bytes] = deque()  # what had arrived when the connection ended; b"" is the peer's end
@@ -88,8 +91,21 @@ class StreamTask:
         self._error = error
         self.on_readable()
         self.on_writable()
+        if self._over is not None:
+            self._over.set()
 
     # -- waiting
+
+    async def wait_reset(self) -> WireError:
+        """Until the stream was ended in both directions, for whoever neither reads nor sends at the moment; gives what ended it."""
+        if self._over is None:
+            self._over = trio.Event()
+        if self._error is None:
+            await self._over.wait()
+        else:
+            await trio.lowlevel.checkpoint()
+        assert self._error is not None
+        return self._error
 
     async def _wait_readable(self) -> None:
         self._reader = trio.lowlevel.current_task()
