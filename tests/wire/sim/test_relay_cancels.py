@@ -9,7 +9,6 @@ import trio
 import trio.testing
 
 from tests.wire.net.test_cancellation import run_cancelled
-from tests.wire.net.worlds import held
 from tests.wire.sim.test_morelanes import punched
 from tests.wire.sim.test_relay import Town, ask, town, until
 from wire.errors import WireError
@@ -157,7 +156,7 @@ async def test_a_detour(autojump_clock: Clock) -> None:
 
 
 async def test_a_lane_through_a_hole(autojump_clock: Clock) -> None:
-    async with punched(("cone", "cone")) as (t, a, b, peer, back):
+    async with punched(("cone", "cone")) as (t, a, b, peer, _):
         hosts = [host for host in t.net.hosts if host.nat is not None]
         hosts.sort(key=lambda host: str(host.nat and host.nat.address))
         by_house = sorted((a, b), key=lambda net: str(net.access.reach.finding.outside[0]))
