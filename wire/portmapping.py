@@ -15,6 +15,7 @@ What goes wrong, and what is done:
 
 * A router restarts and has forgotten every mapping.  Each answer carries the seconds since it began (its epoch); one that does not fit
   to the last one and to our own clock says so (`Epoch`; RFC 6887, 8.5; RFC 6886, 3.6), and all mappings are asked for anew.
+  One whose epochs never fit would have two ports ask in turn without end: what was granted within the last minute stays.
 * The router stands behind another one, or behind the provider's: its "outside" address is private or shared (RFC 6598).  Such a
   mapping leads nowhere; it is given back, with the reason.
 * A router grants a lease of a second, or of a day: at most what was asked for counts, and it is renewed no more often than each minute.
@@ -129,6 +130,7 @@ class Mapper:
         self._epoch = epoch
         self._limits = limits
         self._mapping: Mapping | None = None
+        self._granted_at = now
         self._address = ""  # of NAT-PMP, between ADDRESS and MAP
         self._tries = 0
         self._due = now
@@ -202,7 +204,7 @@ class Mapper:
     def again(self, now: float) -> None:
         """The router has restarted, as the answer to another port says: what it held for this one is gone."""
         if self.state is State.HELD:
-            self._due = now
+            self._due = min(self._due, max(now, self._granted_at + self._limits.portmap_renew_least_s))
 
     def release(self) -> bytes | None:
         """The datagram that removes the mapping; None if there is none.  Sent once: an hour later it ends by itself."""
@@ -239,7 +241,7 @@ class Mapper:
             return
         lease_s = min(lifetime, self._limits.portmap_lease_s)
         renew_s = max(lease_s / 2, self._limits.portmap_renew_least_s)
-        self.state, self.why = State.HELD, ""
+        self.state, self.why, self._granted_at = State.HELD, "", now
         self._mapping = Mapping(outside, language, now + max(lease_s, renew_s + 1))
         self._due = now + renew_s
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from dataclasses import replace
 
@@ -308,6 +309,52 @@ def test_a_restart_seen_by_one_port_has_the_other_asked_again() -> None:
     assert one.restarted and one.state is State.HELD
     other.again(1800.0)
     assert other.due == 1800.0 and other.poll(1800.0)[0][0] == 2
+
+
+def test_epochs_that_never_fit_do_not_have_two_ports_ask_in_turn_without_end() -> None:
+    """A router that says any epoch, or somebody who answers in its name: an hour costs each port some sixty requests."""
+    epoch, rng = Epoch(), random.Random(1)
+    ports = [Mapper("192.168.1.7", PORT + number, NONCE, epoch, DEFAULT_LIMITS, 0.0) for number in range(2)]
+    asked, now = 0, 0.0
+    while now < 3600.0 and asked < 1000:
+        for one, other in (ports, ports[::-1]):
+            if one.poll(now):
+                asked += 1
+                one.received(pcp_answer(one.port, epoch=rng.randrange(1 << 32)), now)
+                if one.restarted:
+                    one.restarted = False
+                    other.again(now)
+        now = max(now + 0.001, min(one.due for one in ports))
+    assert asked <= 2 * 3600 / DEFAULT_LIMITS.portmap_renew_least_s
+
+
+LIES = {
+    "pcp: port 0": pcp_answer(PORT, external=0),
+    "pcp: no lifetime": pcp_answer(PORT, lifetime=0),
+    "pcp: multicast": pcp_answer(PORT, host="239.1.1.1"),
+    "pcp: nobody's": pcp_answer(PORT, host="240.0.0.1"),
+    "pcp: everybody": pcp_answer(PORT, host="255.255.255.255"),
+    "pcp: this machine": pcp_answer(PORT, host="127.0.0.1"),
+    "map: port 0": map_answer(PORT, external=0),
+    "map: no lifetime": map_answer(PORT, lifetime=0),
+    "map: another port": map_answer(PORT + 1),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_an_answer_that_cannot_be_true_is_no_mapping(lie: str) -> None:
+    made = mapper()
+    made.poll(0.0)
+    if lie.startswith("map"):
+        made.received(unsupported(), 0.0)
+        made.poll(0.0)
+        made.received(address_answer(), 0.0)
+        made.poll(0.0)
+        assert made.state is State.MAP
+    for _ in range(3):
+        made.received(LIES[lie], 0.1)
+        assert made.mapping(0.1) is None and made.state is not State.HELD
+    assert made.due > 0.1 or made.poll(0.1), "and it does not spin"
 
 
 def test_limits_that_renew_later_than_the_lease_are_refused() -> None:

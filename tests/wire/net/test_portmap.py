@@ -24,6 +24,7 @@ from wire.net.gateway import NoGateway, gateway_of
 from wire.net.netevents import NetEvent, PortMapped
 from wire.net.portmap import PortMapping
 from wire.net.upnp import Upnp, UpnpFailed
+from wire.portmappackets import natpmp_address
 from wire.portmapping import NO_ROUTER
 
 LISTENING = (Address("127.0.0.1", 4001),)
@@ -182,6 +183,30 @@ async def test_a_router_that_does_not_map_is_told_with_the_reason(answer: Answer
         assert event.outside is None and why in event.reason and "plnode[upnp]" in event.reason
         assert it.outside == []
     assert it.outside == [()]
+
+
+async def test_right_answers_from_another_place_are_none() -> None:
+    """Somebody in the house who knows even the nonce: the kernel takes datagrams of the router's address and port only."""
+    gate, liar = (trio.socket.socket(trio.socket.AF_INET, trio.socket.SOCK_DGRAM) for _ in range(2))
+    told: list[bytes] = []
+
+    async def answer_elsewhere() -> None:
+        while True:
+            request, who = await gate.recvfrom(2000)
+            told.append(request)
+            for answer in (*pcp(request), unsupported(), address_answer(), map_answer(4001)):
+                await liar.sendto(answer, who)
+
+    with gate, liar:
+        await gate.bind(("127.0.0.1", 0))
+        await liar.bind(("127.0.0.1", 0))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(answer_elsewhere)
+            async with node(gate.getsockname()[1]) as it:
+                event = await it.told()
+                assert event.outside is None and NO_ROUTER in event.reason and it.outside == []
+            nursery.cancel_scope.cancel()
+    assert told[0][0] == 2 and told[-1] == natpmp_address()
 
 
 async def test_nothing_at_the_routers_port_is_known_at_once() -> None:
