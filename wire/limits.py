@@ -271,6 +271,7 @@ class Limits:
     relay_signal_circuits: int = 4  # a peer, at either end
     relay_signal_pair_circuits: int = 2  # one and its successor: a stranger alone cannot hold all four of a peer
     relay_bulk_circuits: int = 32  # a peer, at either end: 16 neighbours with control and one lane each
+    relay_bulk_pair_circuits: int = 8  # control and lane, with successors for both, and as many again that end; no member has all 32
     relay_bulk_share_min_bytes_per_s: int = 256 * KIB  # below, a stage would hold up its pipeline: better no circuit than this one
     relay_signal_window_bytes: int = 64 * KIB  # a direction: a second at its rate
     relay_bulk_window_bytes: int = 1 * MIB  # a direction, at first: 100 Mbit/s over 80 ms

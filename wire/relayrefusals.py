@@ -35,7 +35,7 @@ class Why(StrEnum):
     LOWER = "the target's place is of a lower class"
     SOURCE_FULL = "the source has too many circuits"
     TARGET_FULL = "the target has too many circuits"
-    PAIR_FULL = "the pair has too many signal circuits"
+    PAIR_FULL = "the pair has too many circuits"
     SHARE = "one more pair would leave all too little"
     CLOSED = "the circuit is closed"
     BYTES = "a signal circuit has carried all that it may"

@@ -15,7 +15,7 @@ ever, until the relay is "full" while it is idle.  Hence:
 
 Classes.  `signal` is for anyone, slow, short and small.  `bulk` is for members only, without an end: its rate is shared
 (`fairshare.py`) and not capped; one more pair is refused when the share of all would fall below what is of use.  Signal circuits
-count for both ends, and a pair may have two of them, so that one stranger cannot hold all four of a target.
+count for both ends, and a pair may have two of them, so that one stranger cannot hold all four of a target; nor all 32 of bulk.
 
 Limits are of this relay, `Limits` has them with their reasons.  The state is bounded by them; nothing is kept for a caller
 that was refused, but the count of its requests.  What is done for each piece of a circuit is O(1); `reserve`, `tick` and `next_time`
@@ -326,12 +326,13 @@ class RelayTable:
         for peer, why in ((source, Why.SOURCE_FULL), (target, Why.TARGET_FULL)):
             if self._per_peer[peer, cls] >= most:
                 return Refusal(why, FULL_RETRY_S)
+        if self._pairs[cls][pair] >= (limits.relay_signal_pair_circuits if cls == RelayClass.SIGNAL else limits.relay_bulk_pair_circuits):
+            return Refusal(Why.PAIR_FULL, FULL_RETRY_S)
         if cls == RelayClass.SIGNAL:
-            if self._pairs[cls][pair] >= limits.relay_signal_pair_circuits:
-                return Refusal(Why.PAIR_FULL, FULL_RETRY_S)
-        elif self.bulk_rate <= 0:
+            return None
+        if self.bulk_rate <= 0:
             return Refusal(Why.NO_BULK)
-        elif not self._pairs[cls][pair] and not self.bulk_share():  # another circuit of a pair takes from nobody else
+        if not self._pairs[cls][pair] and not self.bulk_share():  # another circuit of a pair takes from nobody else
             return Refusal(Why.SHARE, FULL_RETRY_S)
         return None
 

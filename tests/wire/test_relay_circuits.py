@@ -66,6 +66,16 @@ def test_32_bulk_circuits_a_peer() -> None:
     assert world.table.tick(world.now) == [] and all(circuit.open for circuit in circuits)  # no end
 
 
+def test_one_member_does_not_take_all_bulk_circuits_of_a_target() -> None:
+    world = World(bulk_rate=1e9)
+    world.granted(B)
+    mine = [world.connected(A, B, BULK, number % 2) for number in range(8)]
+    world.refused(world.connect(A, B, BULK), Why.PAIR_FULL)
+    world.connected(C, B, BULK)
+    world.table.close(mine[0].id)
+    world.connected(A, B, BULK)
+
+
 def test_one_more_pair_is_refused_when_all_would_have_too_little() -> None:
     world = World(bulk_rate=4 * 256 * KIB)
     for peer in PEERS[:8]:

@@ -18,7 +18,7 @@ from wire.net.relay import RelayOffer
 from wire.net.services import Service
 
 Clock = trio.testing.MockClock
-STUCK = 12
+STUCK = 8
 
 
 async def test_readers_that_stand_still_hold_their_windows_and_nobody_else(autojump_clock: Clock) -> None:
