@@ -21,7 +21,7 @@ from plnode.swarm.claims import DOMAIN, LIFE_S, Claimed, ClaimTable, StageClaim,
 from plnode.swarm.greeting import Greetings
 from plnode.swarm.messages import CLAIMS, MOST_CLAIMS, Claims
 from wire.envelope import SequenceClock, seal
-from wire.errors import Code, WireError
+from wire.errors import WireError
 from wire.identity import Identity, PeerId
 from wire.net import Net, NetEvent, Peer, PeerConnected, PeerLost
 
@@ -29,7 +29,6 @@ MOST_PEERS = 64
 CALL_S = 10.0
 SECOND_DIALLER_WAITS_S = 1.0
 DIAL_AGAIN_S = 5.0  # the first back-off of an address
-BARRED_MOST = 1024  # of those that ban us
 
 
 class Membership:
@@ -56,7 +55,6 @@ class Membership:
         self._changed = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._dialling: set[PeerId] = set()
-        self._barred: dict[PeerId, None] = {}  # they have said that this node is banned: not dialled, unless they come by themselves
         self._greetings = Greetings(self._tell_all, random or Random())
         self._sealed_own: Claimed | None = None
         self._reseal()
@@ -135,15 +133,9 @@ class Membership:
 
     def on_event(self, event: NetEvent) -> None:
         """The network has news: greet who came, forget who went, dial whom we now know."""
-        if isinstance(event, PeerConnected):
-            self._barred.pop(event.peer.peer_id, None)
         if isinstance(event, PeerConnected) and not event.peer.guest and self._nursery is not None:
             self._nursery.start_soon(self._greet, event.peer)
         elif isinstance(event, PeerLost):
-            if event.reason.code is Code.BANNED and not event.reason.local:
-                self._barred[event.peer_id] = None
-                for each in list(self._barred)[:-BARRED_MOST]:
-                    del self._barred[each]
             self._notify()
         self._dial_known()
 
@@ -168,7 +160,7 @@ class Membership:
             peer = record.peer_id
             if room <= 0:
                 return
-            if peer == self._net.peer_id or peer in self._dialling or peer in self._barred or self._net.peer(peer) is not None:
+            if peer == self._net.peer_id or peer in self._dialling or self._net.wanted.barred(peer) or self._net.peer(peer) is not None:
                 continue
             room -= 1
             self._dialling.add(peer)

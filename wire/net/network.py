@@ -4,8 +4,8 @@ What belongs together here and nowhere else: listeners, discovery, the peer book
 connections.  Each is a file of its own that does not know the others; this one connects them and owns their nursery.
 
 Order of the end: no new connections, SHUTDOWN to every peer; while circuits stand through this node, as long as its owner waits, for
-their ends to find another relay; a second for all others to go; then everything is cancelled, the known
-peers are written down and the sockets are closed.  A cancel of the surrounding scope takes the same way.
+their ends to find another relay; a second for all others; then everything is cancelled, the known peers are written down and the
+sockets are closed.  A cancel of the surrounding scope takes the same way.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Net:
         )
         self._watch = Watch(limits, peers=lambda: self.manager.peers.values(), wall_time=wall_time, emit=self._announcer.emit)
         self.counts = self.manager.counts  # what happened how often, by kind
-        self._wanted = Wanted(
+        self.wanted = Wanted(
             self.peer_id,
             limits,
             connect=lambda peer_id, deadline_s: self.connect(peer_id, deadline_s=deadline_s),
@@ -177,7 +177,7 @@ class Net:
             own_record=self._record,
             publish=self._publisher.soon,
             emit=self._announcer.emit,
-            news=self._wanted.news,
+            news=self.wanted.news,
             peers=self.peers,
             counts=self.counts,
             rng=rng,
@@ -246,7 +246,7 @@ class Net:
 
     def want(self, peers: Iterable[PeerId]) -> None:
         """From now on these are wanted: dialled while they are not connected, with back-off, for ever; see wanted.py."""
-        self._wanted.want(peers)
+        self.wanted.want(peers)
 
     def when_network_changes(self, heard: Callable[[NetworkChanged], None]) -> None:
         """Call `heard` at each change of this machine's addresses, after connections were ended or put to the proof."""
@@ -301,7 +301,7 @@ class Net:
         self._seal()
         nursery.start_soon(self._watch.run)
         nursery.start_soon(self._publisher.run)
-        nursery.start_soon(self._wanted.run)
+        nursery.start_soon(self.wanted.run)
         nursery.start_soon(watch_interfaces, self._transport, self._on_interfaces)
         self.access.start(self.addresses, nursery)
         self.discovery.start(nursery, self.addresses, self.connect)
@@ -334,7 +334,7 @@ class Net:
     def _on_interfaces(self, change: NetworkChanged) -> None:
         self._announcer.emit(change)
         self.manager.network_changed(change.gone)
-        self._wanted.network_changed()
+        self.wanted.network_changed()
         for heard in self._on_change:
             heard(change)
         if self._nursery is not None:
@@ -369,7 +369,7 @@ class Net:
         self._watch.joined(peer)
         self._on_hello(peer, link.hello)
         self.discovery.on_connected(peer)
-        self._wanted.found(peer.peer_id)
+        self.wanted.found(peer.peer_id)
         self._announcer.emit(PeerConnected(peer))
         if self._nursery is not None:
             self._nursery.start_soon(self._exchange.ask, peer)
@@ -392,6 +392,6 @@ class Net:
         assert peer.reason is not None
         kept = any(state.peer_id == peer.peer_id for state in self.seed_states.values())  # the seed keeper's business
         missed = peer.used and peer.dialled is not None and not peer.guest and not kept
-        self._wanted.lost(peer.peer_id, peer.reason, missed=missed)
+        self.wanted.lost(peer.peer_id, peer.reason, missed=missed)
         if not peer.parted:
             self._announcer.emit(PeerLost(peer.peer_id, peer.reason))

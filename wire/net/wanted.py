@@ -152,6 +152,10 @@ class Wanted:
         self._missing.pop(peer_id, None)
         self._barred.pop(peer_id, None)
 
+    def barred(self, peer_id: PeerId) -> bool:
+        """Whether it has banned us: nobody should dial it, unless it comes by itself."""
+        return peer_id in self._barred
+
     def news(self, peer_id: PeerId) -> None:
         """A newer record: its addresses may be others, and it lives."""
         found = self._missing.get(peer_id)
