@@ -145,7 +145,7 @@ class Attachment:
                 except (LimitExceeded, LocalProtocolError):
                     continue  # it ends just now, or is full: the others carry
                 self.carriers[carrier.number] = carrier
-        for carrier in self.carriers.values():
+        for carrier in list(self.carriers.values()):
             if carrier.link not in links:
                 carrier.retire()
 
@@ -193,7 +193,7 @@ class Attachment:
         if self.over or self._retiring:
             return
         self._retiring = True
-        for carrier in list(self.carriers.values()):  # the last piece of a chunk ends its carrier
+        for carrier in list(self.carriers.values()):  # a write that fails takes its carrier out at once
             carrier.copy_chunk()
             carrier.retire()
         self.flush()

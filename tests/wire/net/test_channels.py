@@ -484,3 +484,20 @@ async def test_a_lane_that_is_cut_costs_no_tensor(autojump_clock: Clock) -> None
                 ready.advance(SIZE)
             assert (await e.receiver.receive()).buffer == tensor(step)
         assert len(e.peer.links) == 1 and e.peer.losses == 0
+
+
+async def test_a_channel_is_closed_though_its_lanes_fail_at_that_moment(autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(views: object) -> int:
+        raise trio.BrokenResourceError
+
+    async with ends() as e:
+        await trio.sleep(2)
+        e.receiver.post(buffer())
+        await send(e.sender, 0, tensor(0))
+        await e.receiver.receive()
+        lanes = [link for link in e.peer.all_links if link.lane]
+        assert len(lanes) > 1
+        for lane in lanes:
+            monkeypatch.setattr(lane.pipe, "send_now", broken)
+        e.sender.close()
+        assert all(lane.error is not None for lane in lanes), "they have failed within it"
