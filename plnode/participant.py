@@ -361,12 +361,15 @@ class Participant:
     async def follow(self, events: trio.MemoryReceiveChannel[NetEvent]) -> None:
         """Carry the network's events to whoever they concern, until cancelled."""
         async with trio.open_nursery() as self._tasks:
-            async for event in events:
-                self.membership.on_event(event)
-                if (event_for_people := told(event, self._stage_of)) is not None:
-                    self._recorder.emit(event_for_people)
-                if isinstance(event, PeerLost):
-                    self._member_lost(event.peer_id, str(event.reason))
+            try:
+                async for event in events:
+                    self.membership.on_event(event)
+                    if (event_for_people := told(event, self._stage_of)) is not None:
+                        self._recorder.emit(event_for_people)
+                    if isinstance(event, PeerLost):
+                        self._member_lost(event.peer_id, str(event.reason))
+            finally:
+                self._tasks = None  # before the nursery closes: then it would take no others, and say so with an error
 
     def _member_lost(self, peer_id: PeerId, reason: str) -> None:
         claim = self.membership.claim_of(peer_id)

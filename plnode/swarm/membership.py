@@ -119,17 +119,20 @@ class Membership:
     # -- tasks ----------------------------------------------------------------------------------------------------------------
     async def run(self) -> None:
         """Spread, renew and dial for ever.  A cancel leaves nothing behind."""
-        try:
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            try:
                 nursery.start_soon(self._renew)
                 nursery.start_soon(self._dial_again)
                 for peer in self._net.peers():
                     if not peer.guest:
                         nursery.start_soon(self._greet, peer)
                 self._dial_known()
-        finally:
-            self._nursery = None  # peers that still talk to us are answered, but nothing new is begun
+                await trio.sleep_forever()
+            finally:
+                # Peers that still talk to us are answered, but nothing new is begun.  Here, because behind the block it would be too
+                # late: a nursery whose tasks have ended takes no others, and says so with an error.
+                self._nursery = None
 
     def on_event(self, event: NetEvent) -> None:
         """The network has news: greet who came, forget who went, dial whom we now know."""

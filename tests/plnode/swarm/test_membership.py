@@ -199,3 +199,28 @@ async def test_a_claim_told_over_a_circuit_that_gives_way_to_a_hole_is_told_agai
 
 def _wall(t: Town) -> Callable[[], float]:
     return t.net.hosts[0].wall_time
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_word_while_a_node_leaves_is_not_begun(turns: int, autojump_clock: Clock) -> None:
+    """So many turns of the loop after the cancel.  A nursery whose tasks have ended takes no others; whoever still had news for it ended the whole node with an error."""
+    net = Internet(1)
+    hosts = [net.host(f"10.0.0.{number}", link=LINE) for number in (1, 2)]
+    async with net.running(), member(hosts[0]) as a, member(hosts[1]) as b, trio.open_nursery() as nursery:
+        one = membership_of(a, 1, hosts[0].wall_time)
+        membership_of(b, 2, hosts[1].wall_time)  # answers
+        await a.dial(b.addresses[0])
+        scope = trio.CancelScope()
+
+        async def run() -> None:
+            with scope:
+                await one.run()
+
+        nursery.start_soon(run)
+        await trio.sleep(1)
+        scope.cancel()
+        for _ in range(turns):
+            await trio.lowlevel.checkpoint()
+        one.say(replace(one.own, step=1))
+        await trio.sleep(1)
+        assert one._nursery is None
