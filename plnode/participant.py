@@ -71,10 +71,8 @@ class Participant:
     def __init__(
         self, net: Net, settings: Settings, signed: SignedManifest, job: LanguageModel, identity: Identity, recorder: Recorder
     ) -> None:
-        self._net = net
-        self._settings = settings
-        self._manifest = signed.manifest
-        self._run = signed.run_id
+        self._net, self._settings = net, settings
+        self._manifest, self._run = signed.manifest, signed.run_id
         self._identity = identity
         self._recorder = recorder
         self._plans = plan_run(signed.manifest).stages
@@ -95,8 +93,7 @@ class Participant:
         steps = self._keeper.steps
         claim = StageClaim(
             boot_id=os.urandom(8), name=settings.name, state=NodeState.STARTING, stage=self._keeper.stage, generation=0,
-            step=max(steps, default=0),
-            snapshots=steps, memory_bytes=min(self._memory, 2**62), microbatches_per_hour=0,
+            step=max(steps, default=0), snapshots=steps, memory_bytes=min(self._memory, 2**62), microbatches_per_hour=0,
         )  # fmt: skip
         self.membership = Membership(net, identity, self._run, self._sequence, claim)
         self._rounds = Rounds(net)

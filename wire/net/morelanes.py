@@ -40,7 +40,7 @@ from wire.net.stream import MessageStream
 from wire.net.transport import Pipe, Transport, literal, send_all
 from wire.path import PUNCHED, PathKind
 from wire.punchmessages import NONCE_BYTES, Go, Punch
-from wire.rates import Bucket
+from wire.rates import Buckets
 
 PROTOCOL = "punch-lane/1"
 PORTS = range(49152, 65536)  # RFC 6335: dynamic ports, which nobody registers
@@ -70,7 +70,7 @@ class MoreLanes:
         self._peers = peers
         self._join = join
         self._rng = rng
-        self._asked: dict[PeerId, Bucket] = {}
+        self._asked = Buckets(1 / limits.punch_lane_interval_s, limits.punch_lane_burst, limits.peer_book_max)
         self._busy: set[PeerId] = set()
 
     def serve(self, services: Services) -> None:
@@ -103,12 +103,12 @@ class MoreLanes:
                 witness.close()
 
     async def _answer(self, peer: Peer, stream: MessageStream | ByteStream) -> None:
-        control = peer.primary
+        control, now = peer.primary, trio.current_time()
         if not isinstance(stream, MessageStream):
             raise error_for(Code.PROTOCOL, detail="this protocol is made of messages")
         if control is None or control.initiator or control.pipe.info().path.kind is not PathKind.PUNCHED:
             raise error_for(Code.REFUSED, detail="no punched connection of which you dial the lanes")
-        if peer.peer_id in self._busy or len(self._busy) >= self._limits.punches_at_once or not self._may_ask(peer.peer_id):
+        if peer.peer_id in self._busy or len(self._busy) >= self._limits.punches_at_once or not self._asked.take(peer.peer_id, now):
             raise error_for(Code.RATE_LIMITED, detail="too many attempts", retry_after=self._limits.punch_lane_interval_s)
         self._busy.add(peer.peer_id)
         try:
@@ -127,15 +127,6 @@ class MoreLanes:
             raise error_for(Code.TIMEOUT, detail=f"no hole for a lane: {error or 'no answer'}") from None
         finally:
             self._busy.discard(peer.peer_id)
-
-    def _may_ask(self, peer_id: PeerId) -> bool:
-        limits, now = self._limits, trio.current_time()
-        bucket = self._asked.get(peer_id)
-        if bucket is None:
-            if len(self._asked) >= limits.relay_requesters_max:
-                del self._asked[next(iter(self._asked))]
-            bucket = self._asked[peer_id] = Bucket(1 / limits.punch_lane_interval_s, limits.punch_lane_burst, now)
-        return bucket.take(now)
 
     # -- a port of our own
 

@@ -40,7 +40,7 @@ from wire.net.peer import Peer
 from wire.net.services import Service, Services
 from wire.net.stream import MessageStream
 from wire.net.transport import Pipe, Transport, literal, literal_text, send_all
-from wire.rates import Bucket
+from wire.rates import Bucket, Buckets
 from wire.reachability import Finding, Reachability
 from wire.reachmessages import ReachAnswer, ReachAsk, ReachMore, ReachVerdict
 from wire.statements import REACH
@@ -85,7 +85,7 @@ class ReachService:
         self.finding = self.known.finding((), 0.0)
         self._under_way: set[bytes] = set()  # nonces that our listener answers to
         self._asking: set[PeerId] = set()
-        self._buckets: dict[PeerId, Bucket] = {}
+        self._buckets = Buckets(limits.reach_peer_per_min / 60, limits.reach_peer_per_min, BUCKETS_MAX)
         self._total = Bucket(limits.reach_total_per_min / 60, limits.reach_total_burst, trio.current_time())
         self._rate = rate
 
@@ -242,12 +242,7 @@ class ReachService:
     def _too_often(self, peer_id: PeerId, now: float) -> float:
         """Seconds until this peer may ask again; 0: now, and it is counted."""
         per_min = self._limits.reach_peer_per_min
-        bucket = self._buckets.get(peer_id)
-        if bucket is None:
-            if len(self._buckets) >= BUCKETS_MAX:
-                del self._buckets[next(iter(self._buckets))]
-            bucket = self._buckets[peer_id] = Bucket(per_min / 60, per_min, now)
-        return 0.0 if bucket.take(now) and self._total.take(now) else 60 / per_min
+        return 0.0 if self._buckets.take(peer_id, now) and self._total.take(now) else 60 / per_min
 
     def _may_check(self, texts: Sequence[str]) -> Address | None:
         for text in texts:

@@ -43,7 +43,7 @@ from wire.net.peer import Peer
 from wire.net.services import Service, Services
 from wire.net.stream import MessageStream
 from wire.net.uplink import Uplink
-from wire.rates import Bucket
+from wire.rates import Buckets
 from wire.relaymessages import CircuitAsk, CircuitIn, Note, Purpose, RelayClass, RelayNote, Reserve, Reserved, Voucher
 from wire.reservations import Circuit, Ended, Refusal, RelayTable
 from wire.vouchers import open_voucher, seal_voucher
@@ -135,7 +135,7 @@ class RelayService:
         self._uplink = uplink
         self._counts = counts
         self._verified = VerifiedCache(limits.relay_reservations_max)
-        self._opens: dict[PeerId, Bucket] = {}
+        self._opens = Buckets(limits.relay_opens_per_s, limits.relay_opens_burst, limits.relay_requesters_max)
         rate = self._bulk_rate()
         self._table = RelayTable(rate, limits)
         self._turns = _Turns(FairShare(rate, now=trio.current_time(), limits=limits))
@@ -241,7 +241,7 @@ class RelayService:
         if not isinstance(stream, ByteStream):
             raise error_for(Code.PROTOCOL, detail="a circuit is a byte stream")
         ask = decode(stream.meta, CircuitAsk)
-        if not self._may_open(peer.peer_id, trio.current_time()):
+        if not self._opens.take(peer.peer_id, trio.current_time()):
             raise error_for(Code.RATE_LIMITED, detail="circuits are opened too often")
         try:
             target_id = PeerId(ask.target)
@@ -280,15 +280,6 @@ class RelayService:
         if circuit.cls is RelayClass.SIGNAL:
             return limits.relay_signal_window_bytes, limits.relay_signal_window_bytes
         return limits.relay_bulk_window_bytes, limits.relay_bulk_window_max_bytes
-
-    def _may_open(self, peer_id: PeerId, now: float) -> bool:
-        limits = self._limits
-        bucket = self._opens.get(peer_id)
-        if bucket is None:
-            if len(self._opens) >= limits.relay_requesters_max:
-                del self._opens[next(iter(self._opens))]
-            bucket = self._opens[peer_id] = Bucket(limits.relay_opens_per_s, limits.relay_opens_burst, now)
-        return bucket.take(now)
 
     def _admit(self, peer: Peer, target_id: PeerId, target: Peer | None, ask: CircuitAsk, chained: bool) -> Circuit:
         """Raises the refusal.  Not a byte was forwarded then, and nothing is kept."""

@@ -203,7 +203,8 @@ def _wall(t: Town) -> Callable[[], float]:
 
 @pytest.mark.parametrize("turns", range(8))
 async def test_a_word_while_a_node_leaves_is_not_begun(turns: int, autojump_clock: Clock) -> None:
-    """So many turns of the loop after the cancel.  A nursery whose tasks have ended takes no others; whoever still had news for it ended the whole node with an error."""
+    """So many turns of the loop after the cancel.  A nursery whose tasks have ended takes no others; whoever still had news for it ended
+    the whole node with an error."""
     net = Internet(1)
     hosts = [net.host(f"10.0.0.{number}", link=LINE) for number in (1, 2)]
     async with net.running(), member(hosts[0]) as a, member(hosts[1]) as b, trio.open_nursery() as nursery:
