@@ -21,8 +21,8 @@ from plnode.swarm.claims import NodeState, StageClaim
 from plnode.swarm.membership import Membership
 from plnode.swarm.messages import CLAIMS
 from tests.wire.net.worlds import RUN
+from tests.wire.sim.rooms import member
 from tests.wire.sim.test_crossing import at_the_hole, far_relay
-from tests.wire.sim.test_nets import member
 from tests.wire.sim.test_punch import meet
 from tests.wire.sim.test_relay import Town, town, until
 from wire.envelope import SequenceClock

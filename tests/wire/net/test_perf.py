@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from tests.wire.net.worlds import World, held, member
-from tests.wire.sim.test_nets import member as sim_member
+from tests.wire.sim.rooms import member as sim_member
 from wire.address import Address
 from wire.errors import Code, WireError
 from wire.events import Kind

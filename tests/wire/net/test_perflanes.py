@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import pytest
 import trio
 import trio.testing
 
-from tests.wire.net.worlds import RUN, descriptors, held, local
-from wire.address import Address, Scope
+from tests.wire.net.worlds import descriptors, held, local
+from tests.wire.sim.rooms import member
+from wire.address import Address
 from wire.errors import Code, LocalProtocolError, WireError
-from wire.identity import Identity
 from wire.limits import DEFAULT_LIMITS, Limits
-from wire.net import Net, Peer, open_net
+from wire.net import Net, Peer
 from wire.net.link import Link as Connection
 from wire.net.perf import PROTOCOL, PerfService, Progress
 from wire.net.perflanes import LANES_WAIT_S, Flow, Rung, best, measure_lanes
@@ -29,19 +28,6 @@ NONE = replace(DEFAULT_LIMITS, lanes_max=0)
 FULL = Link(0.01, 0.0, 10e6, 10e6)  # both ends: 40 ms, 10 Mbit/s, nothing is lost
 LOSSY = Link(0.025, 0.0, 40e6, 40e6, 0.006)  # 100 ms, 40 Mbit/s, of which one connection under cubic carries 2
 LINE_BYTES_PER_S = 10e6 / 8
-
-
-def member(host: Host, limits: Limits = DEFAULT_LIMITS) -> AbstractAsyncContextManager[Net]:
-    return open_net(
-        Identity(host.name.encode().ljust(32, b"-")),
-        run=RUN,
-        listen=[Address(host.name, 4001)],
-        scope=Scope.HOST,
-        transport=host.transport,
-        rng=random.Random(1),
-        wall_time=host.wall_time,
-        limits=limits,
-    )
 
 
 @dataclass

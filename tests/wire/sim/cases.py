@@ -17,7 +17,7 @@ import trio
 import trio.testing
 
 from tests.wire.net.worlds import RUN, held
-from tests.wire.sim.test_nets import member
+from tests.wire.sim.rooms import member
 from wire.hello import Purpose
 from wire.identity import Identity
 from wire.limits import DEFAULT_LIMITS

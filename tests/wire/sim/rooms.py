@@ -2,12 +2,50 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
 import trio
 
-from wire.address import Address
+from tests.wire.net.worlds import RUN
+from wire.address import Address, Scope
+from wire.identity import Identity
+from wire.limits import DEFAULT_LIMITS, Limits
+from wire.net import Net, TensorReceiver, open_net
 from wire.sim import Host, Internet, Link, SimListener, SimPipe
 
 FAST = Link(delay_s=0.02)
+
+
+def member(host: Host, limits: Limits = DEFAULT_LIMITS) -> AbstractAsyncContextManager[Net]:
+    """A member of run RUN on this machine, listening there."""
+    return open_net(
+        Identity(host.name.encode().ljust(32, b"-")),
+        run=RUN,
+        listen=[Address(host.name, 4001)],
+        scope=Scope.HOST,
+        transport=host.transport,
+        rng=random.Random(1),
+        wall_time=host.wall_time,
+        limits=limits,
+    )
+
+
+async def collect(receiver: TensorReceiver, count: int, size: int, *, ahead: int, came: Callable[[int], None]) -> list[bytes]:
+    """So many tensors of `size` bytes, whose keys end in 0 .. count - 1, each once, in order of these.  `ahead`: slots posted at once.
+    `came(so far)` after each."""
+    got: dict[int, bytes] = {}
+    for _ in range(ahead):
+        receiver.post(memoryview(bytearray(size)))
+    while len(got) < count:
+        received = await receiver.receive()
+        number = received.key[-1]
+        assert isinstance(number, int) and number not in got
+        got[number] = bytes(received.buffer)
+        came(len(got))
+        receiver.post(memoryview(bytearray(size)))
+    return [got[number] for number in range(count)]
 
 
 async def joined(one: Host, other: Host, port: int = 4001) -> tuple[SimPipe, SimPipe, SimListener]:

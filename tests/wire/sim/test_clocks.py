@@ -9,8 +9,8 @@ import pytest
 import trio
 import trio.testing
 
+from tests.wire.sim.rooms import member
 from tests.wire.sim.test_lanes import swarm
-from tests.wire.sim.test_nets import member
 from wire.net import ClockOff, Net
 from wire.sim import Host, Internet, Link, seed_tasks
 

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.wire.sim.test_nets import member
+from tests.wire.sim.rooms import member
 from wire.errors import ConnectionLost
 from wire.landing import Reception
 from wire.limits import DEFAULT_LIMITS

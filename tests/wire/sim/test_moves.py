@@ -8,8 +8,9 @@ import pytest
 import trio
 import trio.testing
 
+from tests.wire.sim.rooms import member
 from tests.wire.sim.test_lanes import SIZE, Swarm, swarm
-from tests.wire.sim.test_nets import QUESTION, echo, member
+from tests.wire.sim.test_nets import QUESTION, echo
 from wire.address import Address
 from wire.errors import Code, ConnectionLost, WireError, error_for
 from wire.identity import Identity, PeerId

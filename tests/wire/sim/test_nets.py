@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,29 +11,15 @@ import trio
 import trio.testing
 
 from tests.wire.net.worlds import RUN
-from wire.address import Address, Scope
+from tests.wire.sim.rooms import member
+from wire.address import Address
 from wire.errors import Code
-from wire.identity import Identity
 from wire.messages import Want
-from wire.net import DialFailed, Net, Peer, open_net
+from wire.net import DialFailed, Net, Peer
 from wire.sim import Host, Internet, Link, Nat, seed_tasks
 
 Clock = trio.testing.MockClock
 QUESTION = Want(RUN, 3)
-
-
-@asynccontextmanager
-async def member(host: Host) -> AsyncIterator[Net]:
-    async with open_net(
-        Identity(host.name.encode().ljust(32, b"-")),
-        run=RUN,
-        listen=[Address(host.name, 4001)],
-        scope=Scope.HOST,
-        transport=host.transport,
-        rng=random.Random(1),
-        wall_time=host.wall_time,
-    ) as net:
-        yield net
 
 
 async def echo(peer: Peer, want: Want) -> Want:

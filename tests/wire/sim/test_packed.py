@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.wire.sim.test_nets import member
+from tests.wire.sim.rooms import member
 from tests.wire.test_planes import gaussian
 from wire.net import Net, PackingStats, Peer, TensorReceiver, TensorSender, network
 from wire.sim import Host, Internet, Link, seed_tasks

@@ -11,6 +11,7 @@ import trio
 import trio.testing
 
 from tests.wire.net.worlds import RUN
+from tests.wire.sim.rooms import collect
 from wire.address import Address, Scope
 from wire.errors import Code, StreamReset
 from wire.identity import Identity
@@ -130,24 +131,16 @@ async def send_all(
 ) -> None:
     sender, receiver = peer.sender("t", name), back.receiver("t", name, lambda key: EXPECTED)
     data = [random.Random(n).randbytes(SIZE) for n in range(count)]
-    got: dict[int, bytes] = {}
+    got: list[bytes] = []
 
     async def receive() -> None:
-        for _ in range(2):
-            receiver.post(memoryview(bytearray(SIZE)))
-        while len(got) < count:
-            received = await receiver.receive()
-            number = received.key[1]
-            assert isinstance(number, int) and number not in got
-            got[number] = bytes(received.buffer)
-            between(len(got))
-            receiver.post(memoryview(bytearray(SIZE)))
+        got.extend(await collect(receiver, count, SIZE, ahead=2, came=between))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(receive)
         for number in range(count):
             await sender.send((name.decode(), number), memoryview(bytearray(data[number])), dtype=DType.uint8, shape=(SIZE,), order=number)
-    assert [got[n] for n in range(count)] == data
+    assert got == data
 
 
 async def test_tensors_go_over_a_circuit_of_their_own(autojump_clock: Clock) -> None:

@@ -11,6 +11,7 @@ import pytest
 import trio
 import trio.testing
 
+from tests.wire.sim.rooms import collect
 from tests.wire.sim.test_relay import QUESTION, Town, meet, town, until
 from wire.errors import Code
 from wire.messages import Want
@@ -41,7 +42,6 @@ class Flow:
     async def run(self) -> None:
         sender, receiver = self.peer.sender("t", b"x"), self.back.receiver("t", b"x", lambda key: EXPECTED)
         data = [random.Random(n).randbytes(SIZE) for n in range(COUNT)]
-        got: dict[int, bytes] = {}
 
         async def send(number: int) -> None:
             await sender.send(("x", number), memoryview(bytearray(data[number])), dtype=DType.uint8, shape=(SIZE,), order=number)
@@ -49,16 +49,8 @@ class Flow:
         async with trio.open_nursery() as nursery:
             for number in range(COUNT):
                 nursery.start_soon(send, number)
-            for _ in range(16):
-                receiver.post(memoryview(bytearray(SIZE)))
-            while len(got) < COUNT:
-                received = await receiver.receive()
-                number = received.key[1]
-                assert isinstance(number, int) and number not in got
-                got[number] = bytes(received.buffer)
-                self.at.append(trio.current_time())
-                receiver.post(memoryview(bytearray(SIZE)))
-        assert [got[n] for n in range(COUNT)] == data
+            got = await collect(receiver, COUNT, SIZE, ahead=16, came=lambda so_far: self.at.append(trio.current_time()))
+        assert got == data
 
     def gap_s(self, since: float, until: float = 1e9) -> float:
         """The longest time after `since` in which nothing came."""

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from tests.wire.sim.cases import HOUSE, Clock, echo, every_seed, met
-from tests.wire.sim.test_nets import member
+from tests.wire.sim.rooms import member
 from wire.errors import WireError
 from wire.identity import Identity
 from wire.net import DialFailed
