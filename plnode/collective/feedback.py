@@ -34,7 +34,8 @@ def codec_for(wire: str, dtype: DType) -> NumericCodec:
     """How vectors of `dtype` (fp32 or fp64) are written.  ValueError: an unknown wire, or a lossy one for fp64."""
     if wire not in WIRES or (dtype is DType.fp64 and wire != "fp32"):
         raise ValueError(f"no wire {wire!r} for a vector of {dtype.name}: {', '.join(WIRES)}, and fp64 only as it is (fp32)")
-    return {"fp32": Plain(dtype), "bf16": Bf16(), "int8": Int8Blocks()}[wire]
+    codecs: dict[str, NumericCodec] = {"fp32": Plain(dtype), "bf16": Bf16(), "int8": Int8Blocks()}
+    return codecs[wire]
 
 
 class Feedback:
