@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-import tracemalloc
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from plnode.collective.messages import REDUCE
 from plnode.pipeline.microbatch import era
 from tests.plnode.collective.reducing import gradients, group, in_rank_order
 from wire.errors import WireError
+from wire.net.ready import ReadyBytes
 from wire.tensor import DType
 
 Clock = trio.testing.MockClock
@@ -49,8 +50,7 @@ async def accused(round_: Callable[[], Any]) -> set[Any]:
 # -- sums -------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("members", [1, 2, 3, 5])
-@pytest.mark.parametrize("dtype", [DType.fp32, DType.fp64])
+@pytest.mark.parametrize(("members", "dtype"), [(1, DType.fp32), (2, DType.fp32), (3, DType.fp64), (5, DType.fp32)])
 async def test_all_ranks_end_with_the_sum_in_rank_order(autojump_clock: Clock, members: int, dtype: DType) -> None:
     async with group(members) as swarm:
         swarm.make(20_011, dtype=dtype)
@@ -91,9 +91,8 @@ async def test_a_sum_that_overflows_accuses_nobody_a_contribution_that_is_not_fi
         assert all(np.isinf(v).all() for v in vectors)
 
 
-@pytest.mark.parametrize("wire", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize(("wire", "value"), [("fp32", np.nan), ("bf16", np.inf), ("int8", -np.inf)])
 @pytest.mark.parametrize("element", [0, 2500, 5999])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
 async def test_a_contribution_that_is_not_finite_is_found_by_whoever_owns_the_share(
     autojump_clock: Clock, wire: str, element: int, value: float
 ) -> None:
@@ -152,10 +151,12 @@ async def test_what_a_lossy_wire_takes_is_given_back_in_later_rounds(autojump_cl
             if step == 0:
                 once = np.abs(true - applied)
         owed = np.sum([r.feedback.owed for r in swarm.reducers if r.feedback], axis=0, dtype=np.float64)
-        assert true - applied == pytest.approx(owed, abs=1e-3 * rounds * 1e-2)
         # At most one quantum of each of the values that were encoded: 2**-8 of bf16, of int8 half of max|block| / 127 .
-        quantum = sum(np.abs(c) for c in [*constant, true / rounds]) * 2.0**-8 if wire == "bf16" else _int8_quanta([*constant, true / rounds])
-        assert (np.abs(true - applied) <= 1.1 * quantum + 1e-6).all()
+        encoded = [*constant, true / rounds]
+        quantum = sum(np.abs(c) for c in encoded) * 2.0**-8 if wire == "bf16" else _int8_quanta(encoded)
+        rounding = (sum(np.abs(c) for c in encoded) + quantum) * rounds * 2.0**-22  # of fp32 sums, a few a round
+        assert (np.abs(true - applied - owed) <= rounding).all()
+        assert (np.abs(true - applied) <= 1.1 * quantum + rounding).all()
         assert once.max() > 0 and np.abs(true - applied).mean() < 3 * once.mean(), "control: errors do not add up over rounds"
         plain = 4 * elements * (members - 1) * 2 / members
         assert swarm.reducers[0].bytes_sent / rounds == pytest.approx(share * plain, rel=0.02)
@@ -180,9 +181,12 @@ async def test_a_failed_round_neither_loses_nor_doubles_what_is_owed(autojump_cl
             swarm.make(5000, wire="int8", own=[{"feedback": debt} for debt in debts])
             for step in range(6):
                 attempt = 0
-                if fails and step % 2:
-                    with trio.move_on_after(0.5 if step == 1 else 0.002):  # one member is missing, or all break off in the middle
-                        await swarm.reduce(gradients(3, 5000, step), step, only=[0, 1] if step == 1 else None)
+                if fails and step == 1:  # a member is missing
+                    with trio.move_on_after(0.5):
+                        await swarm.reduce(gradients(3, 5000, step), step, only=[0, 1])
+                    attempt = 1
+                if fails and step in (2, 3, 5):  # broken off in the middle
+                    await swarm.broken(gradients(3, 5000, step), step, after=4 * step)
                     attempt = 1
                 if fails and step == 4:  # succeeded at all members, yet thrown away
                     await swarm.reduce(gradients(3, 5000, step), step)
@@ -202,34 +206,34 @@ async def test_a_failed_round_neither_loses_nor_doubles_what_is_owed(autojump_cl
 
 
 async def test_hundreds_of_failed_rounds_leave_nothing(autojump_clock: Clock) -> None:
-    """Cancelled early, in the middle or with a member missing; then a round of the same step works."""
+    """Broken off after one to eleven of its sixteen pieces, or with a member missing; then a round of the same step works."""
     async with group(3) as swarm:
-        swarm.make(6000)
-        measured: list[int] = []
-        sizes: list[int] = []
-        tracemalloc.start()
-        try:
-            for attempt in range(240):
-                with trio.move_on_after((0.0, 0.001, 0.02, 0.3)[attempt % 4]):
-                    await swarm.reduce(gradients(3, 6000), 3, attempt=attempt, only=[0, 2] if attempt % 4 == 3 else None)
-                await swarm.settled()
-                assert [r.open for r in swarm.reducers] == [0, 0, 0], attempt
-                if attempt in (119, 239):
-                    gc.collect()
-                    measured.append(trio.lowlevel.current_statistics().tasks_living)
-                    sizes.append(tracemalloc.get_traced_memory()[0])
-        finally:
-            tracemalloc.stop()
-        assert measured[1] <= measured[0], measured
-        assert sizes[1] - sizes[0] < 120 * 2048, sizes  # keys of what was delivered are remembered, pieces of 4 KiB are not
-        vectors = gradients(3, 6000)
+        swarm.make(3500, weights=[3, 2, 1])
+        vectors = gradients(3, 3500)
         wanted = in_rank_order(vectors)
-        await swarm.reduce(vectors, 3, attempt=240)
+        living: list[tuple[int, int]] = []
+        for attempt in range(204):
+            copies = [v.copy() for v in vectors]
+            if attempt % 12:
+                await swarm.broken(copies, 3, attempt=attempt, after=attempt % 12)
+            else:
+                with trio.move_on_after(0.05) as limit:
+                    await swarm.reduce(copies, 3, attempt=attempt, only=[0, 2])
+                assert limit.cancelled_caught
+            await swarm.settled()
+            assert [r.open for r in swarm.reducers] == [0, 0, 0], attempt
+            if attempt in (101, 203):
+                gc.collect()
+                buffers = sum(type(o) in (memoryview, bytearray, np.ndarray) for o in gc.get_objects())
+                living.append((trio.lowlevel.current_statistics().tasks_living, buffers))
+        assert living[1][0] == living[0][0]
+        assert living[1][1] <= living[0][1] + 20, "what arrived at the very end of a round stays until the next"
+        await swarm.reduce(vectors, 3, attempt=204)
         assert all(np.array_equal(v, wanted) for v in vectors)
 
 
 async def test_a_piece_of_an_earlier_attempt_is_never_taken_for_one_of_this(autojump_clock: Clock) -> None:
-    """Rank 1 gives up attempt 0 late; rank 0 is in attempt 1 by then."""
+    """Rank 1 still offers pieces of attempt 0 while rank 0 is in attempt 1 already."""
     async with group(2) as swarm:
         swarm.make(6000)
         stale = [np.full(6000, 1000.0, np.float32) for _ in range(2)]
@@ -238,37 +242,28 @@ async def test_a_piece_of_an_earlier_attempt_is_never_taken_for_one_of_this(auto
         with trio.move_on_after(0.05):
             await swarm.reduce(stale, only=[0])
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(swarm.reducers[0].reduce, fresh[0], 0, )  # noqa: COM819
-            nursery.cancel_scope.cancel()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(lambda: swarm.reducers[0].reduce(fresh[0], 0, attempt=1))
+            nursery.start_soon(partial(swarm.reducers[0].reduce, fresh[0], 0, attempt=1))
             with trio.move_on_after(1):
                 await swarm.reducers[1].reduce(stale[1], 0)
-            nursery.start_soon(lambda: swarm.reducers[1].reduce(fresh[1], 0, attempt=1))
+            nursery.start_soon(partial(swarm.reducers[1].reduce, fresh[1], 0, attempt=1))
         assert all(np.array_equal(v, wanted) for v in fresh)
 
 
-async def test_a_member_that_gives_up_in_the_middle_ends_the_round_at_once(autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_member_that_gives_up_in_the_middle_of_a_piece_ends_the_round_at_once(autojump_clock: Clock) -> None:
     async with group(2) as swarm:
-        swarm.make(200_000)
-        vectors = gradients(2, 200_000)
+        swarm.make(4096)
+        vectors = gradients(2, 4096)
+        sender = swarm.reducers[1]._lines[0].sender
         with pytest.raises(ExceptionGroup) as failed:
             async with trio.open_nursery() as nursery:
-
-                async def quits() -> None:
-                    with trio.CancelScope() as scope:
-                        counted = swarm.reducers[1]._lines[0].mailbox._alive
-
-                        def third() -> None:
-                            counted()
-                            scope.cancel()
-
-                        swarm.reducers[1]._lines[0].mailbox._alive = third
-                        await swarm.reducers[1].reduce(vectors[1], 0)
-
-                nursery.start_soon(quits)
                 nursery.start_soon(swarm.reducers[0].reduce, vectors[0], 0)
-        assert all(isinstance(error, WireError) and "gave the all-reduce up" in str(error) for error in leaves(failed.value))
+                with trio.move_on_after(1):
+                    piece = vectors[1][:1024].data.cast("B")
+                    await sender.send((era(1, 0), 0, CONTRIBUTION, 0, 1), piece, dtype=DType.fp32, shape=(1024,), ready=ReadyBytes(0))
+                await trio.sleep_forever()
+        assert [isinstance(error, WireError) for error in leaves(failed.value)] == [True]
+        assert f"{swarm.ids[1].short} gave the all-reduce up" in str(next(leaves(failed.value)))
+        assert 1 <= trio.current_time() < 2
         await swarm.settled()
         assert [r.open for r in swarm.reducers] == [0, 0]
 
@@ -298,8 +293,7 @@ def updates(counts: list[int], elements: int, seed: int = 0) -> tuple[list[Any],
 POOLINGS = ["mean", "huber", "pseudo-huber", "welsch", "truncated", "coordinate-huber", "coordinate-welsch"]
 
 
-@pytest.mark.parametrize("wire", ["fp32", "int8"])
-@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize(("pooling", "wire"), [*((p, "fp32") for p in POOLINGS), ("huber", "int8"), ("coordinate-welsch", "bf16")])
 async def test_one_byzantine_of_five_is_bounded_but_not_by_the_mean(autojump_clock: Clock, pooling: str, wire: str) -> None:
     counts = [4, 2, 4, 3, 4]
     sums, truth = updates(counts, 6000)
@@ -315,7 +309,7 @@ async def test_one_byzantine_of_five_is_bounded_but_not_by_the_mean(autojump_clo
             assert off > 2, "control"
             assert pooled[0].weights == pytest.approx([c / 17 for c in counts])
             return
-        assert off <= (2.2 if "huber" in pooling else 1.25) * honest + (0.05 if wire == "int8" else 0), (off, honest)
+        assert off <= (2.2 if "huber" in pooling else 1.25) * honest + (0.05 if wire != "fp32" else 0), (off, honest)
         assert pooled[0].outliers == (swarm.ids[2],)
         assert sum(pooled[0].weights) == pytest.approx(1)
 
@@ -367,7 +361,7 @@ async def test_an_owner_that_lies_about_inner_products_is_named(autojump_clock: 
         (CONTRIBUTION, (1024,), DType.fp32, 1),
         (CONTRIBUTION, (512,), DType.fp64, 0),
         (RESULT, (1,), DType.fp32, 0),
-        (REPORT, (4, 4), DType.fp64, 0),
+        (REPORT, (2, 2), DType.fp64, 0),
     ],
 )
 async def test_a_piece_that_does_not_fit_is_refused_and_its_sender_named(
@@ -383,9 +377,7 @@ async def test_a_piece_that_does_not_fit_is_refused_and_its_sender_named(
 
         async def hostile() -> None:
             with pytest.raises(WireError):
-                await sender.send(
-                    (era(1, 0), 0, phase, number, 1), memoryview(bytearray(size)), dtype=dtype, shape=shape, codec=codec
-                )
+                await sender.send((era(1, 0), 0, phase, number, 1), memoryview(bytearray(size)), dtype=dtype, shape=shape, codec=codec)
 
         async def round_() -> None:
             async with trio.open_nursery() as nursery:
@@ -405,12 +397,16 @@ async def test_what_nobody_expects_finds_no_slot(autojump_clock: Clock) -> None:
         vectors = gradients(2, 4096)
         wanted = in_rank_order(vectors)
         async with trio.open_nursery() as nursery:
-            for key in [(era(1, 0), 1, 0, 0, 1), (era(1, 0), 0, 0, 2, 1), (era(1, 0), 0, 0, 0, 0), (era(1, 0), 0, 2, 0, 1), (era(2, 0), 0, 0, 0, 1)]:
+            for key in [
+                (era(1, 0), 1, 0, 0, 1),
+                (era(1, 0), 0, 0, 2, 1),
+                (era(1, 0), 0, 0, 0, 0),
+                (era(1, 0), 0, 2, 0, 1),
+                (era(2, 0), 0, 0, 0, 1),
+            ]:
                 junk = memoryview(bytearray(4096))
                 nursery.start_soon(lambda key=key, junk=junk: sender.send(key, junk, dtype=DType.fp32, shape=(1024,)))
             await swarm.reduce(vectors)
             assert sender.pending == 5
             nursery.cancel_scope.cancel()
         assert all(np.array_equal(v, wanted) for v in vectors)
-
-
