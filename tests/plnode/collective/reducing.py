@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 import trio
 
-from plnode.collective.allreduce import Pooled, Reducer, Vector
+from plnode.collective.allreduce import Pooled, Reducer, Spoilt, Vector
 from plnode.collective.messages import REDUCE
 from tests.wire.net.worlds import World, member
 from wire.identity import Identity, PeerId
@@ -103,3 +104,18 @@ def in_rank_order(vectors: Sequence[Any]) -> Any:
     for vector in vectors[1:]:
         total += vector
     return total
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            yield from leaves(one)
+    else:
+        yield error
+
+
+async def accused(round_: Callable[[], Any]) -> set[Any]:
+    """Whom the members name in a round that fails."""
+    with pytest.raises(ExceptionGroup) as failed:
+        await round_()
+    return {error.member for error in leaves(failed.value) if isinstance(error, Spoilt)}

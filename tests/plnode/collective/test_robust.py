@@ -100,7 +100,7 @@ def test_symmetries(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", VECTOR)
 def test_copies_count_once(kind: str) -> None:
-    x, truth = swarm(2, 9, 1000, 0, "none")
+    x, _ = swarm(2, 9, 1000, 0, "none")
     x[:4] = x[0] + 6 * np.ones(1000) / math.sqrt(1000)  # four exact copies, far off
     _, w = pool(x, kind)
     assert sum(w[:4]) <= 1 / 6 + 1e-9
