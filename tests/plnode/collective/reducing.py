@@ -116,6 +116,6 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 async def accused(round_: Callable[[], Any]) -> set[Any]:
     """Whom the members name in a round that fails."""
-    with pytest.raises(ExceptionGroup) as failed:
+    with pytest.raises(ExceptionGroup) as failed, trio.fail_after(60):
         await round_()
     return {error.member for error in leaves(failed.value) if isinstance(error, Spoilt)}

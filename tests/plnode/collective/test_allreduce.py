@@ -236,7 +236,7 @@ async def test_a_member_that_gives_up_in_the_middle_of_a_piece_ends_the_round_at
         swarm.make(4096)
         vectors = gradients(2, 4096)
         sender = swarm.reducers[1]._lines[0].sender
-        with pytest.raises(ExceptionGroup) as failed:
+        with pytest.raises(ExceptionGroup) as failed, trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(swarm.reducers[0].reduce, vectors[0], 0)
                 with trio.move_on_after(1):

@@ -158,3 +158,19 @@ async def test_what_nobody_expects_finds_no_slot(autojump_clock: Clock) -> None:
             assert sender.pending == 5
             nursery.cancel_scope.cancel()
         assert all(np.array_equal(v, wanted) for v in vectors)
+
+
+async def test_a_result_before_its_time_does_not_change_what_we_contribute(autojump_clock: Clock) -> None:
+    """An owner that has not taken our contribution yet sends a result: the same memory is still to be sent."""
+    async with group(2) as swarm:
+        swarm.make(4096)
+        vector = gradients(1, 4096)[0]
+        mine = vector.copy()
+        lie = np.full(1024, 7, np.float32).data.cast("B")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(swarm.reducers[0].reduce, vector, 0)
+            with trio.fail_after(60):
+                await swarm.reducers[1]._lines[0].sender.send((era(1, 0), 0, RESULT, 2, 1), lie, dtype=DType.fp32, shape=(1024,))
+            await trio.sleep(1)
+            assert np.array_equal(vector, mine)
+            nursery.cancel_scope.cancel()
