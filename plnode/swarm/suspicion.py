@@ -20,18 +20,18 @@ Waits, for a round trip of 80 ms (bars: a process that died 5 s, a black hole 12
     quiet 6 s + direct 0.8 s and three round trips + helpers 1.6 s + suspicion 2 s = 10.6 s, of which a lost connection skips the first
 
 At 5 % loss a segment waits over 1 s three losses in (RFC 6298, minimum of 0.2 s), once in 4,000 pings; that three helpers' own connections
-lose as much in the same second is 1e-11.  Suspicion that nobody confirms lasts 6 s; and everything from `direct` on is multiplied by 1 + health,
-up to 5 (Lifeguard: 9; ours must end before a generation counts as silent, see plnode/deadlines.py).
+lose as much in the same second is 1e-11.  Suspicion that nobody confirms lasts 6 s; and everything from `direct` on is multiplied by
+1 + health, up to 5 (Lifeguard: 9; ours must end before a generation counts as silent, see plnode/deadlines.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum
+from enum import Enum
 from random import Random
 
+from plnode.swarm.verdicts import DENIED, SEEN_ALIVE, Ask, Decision, Failure, Judged, Ping, Seen, Standing, Verdict
 from wire.identity import PeerId
 
 QUIET_S = 6.0  # one ping interval of an idle connection, and a second for the answer
@@ -48,76 +48,6 @@ HELPERS = 3  # memberlist's IndirectChecks
 ROUNDS_AT_ONCE = 32  # times (1 + HELPERS) tasks; a whole rack that goes dark is looked at in portions
 FRUITLESS = 2  # rounds in which nobody could tell, and the caller may wait no longer
 MOST_MEMBERS = 1024
-
-
-class Standing(Enum):
-    ALIVE = "alive"
-    SUSPECT = "suspect"
-    UNREACHABLE_FROM_HERE = "unreachable from here"
-    DEAD = "dead"
-
-
-class Failure(Enum):
-    """How our own ping failed."""
-
-    SILENT = "it does not answer"
-    REFUSED = "its machine refuses the connection: the process is gone"
-    TURNED_AWAY = "it turns this node away"
-
-
-class Seen(IntEnum):
-    """A helper's answer; the numbers are the wire's."""
-
-    CONNECTED = 0  # it answered me now, on the connection that I have
-    DIALLED = 1  # it answered my dial
-    SILENT = 2
-    REFUSED = 3
-    RESTARTED = 4  # another process of this identity answers
-    UNKNOWN = 5  # I know of no such member
-    BUSY = 6  # I did not look
-
-
-SEEN_ALIVE = (Seen.CONNECTED, Seen.DIALLED)
-DENIED = (Seen.SILENT, Seen.REFUSED, Seen.RESTARTED)  # looked, and found nothing
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What to think of a member from now on.  `helper` heard it where we do not.  `after_s`: since the first doubt."""
-
-    standing: Standing
-    reason: str
-    helper: PeerId | None = None
-    after_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Ping:
-    """Try to reach the member; report `answered` or `failed` of this `round`."""
-
-    peer: PeerId
-    round: int
-    deadline_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """Ask these whether that process answers them; report each with `helped`."""
-
-    peer: PeerId
-    boot_id: bytes
-    round: int
-    helpers: tuple[PeerId, ...]
-    deadline_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    peer: PeerId
-    verdict: Verdict
-
-
-Decision = Ping | Ask | Judged
 
 
 class Phase(Enum):
@@ -201,12 +131,16 @@ class Detector:
     def __len__(self) -> int:
         return len(self._members)
 
+    def doubted(self) -> tuple[PeerId, ...]:
+        """Those about whom a question is open."""
+        return tuple(peer for peer, member in self._members.items() if member.phase is not Phase.NONE)
+
     def next_due(self) -> float:
         return min((member.until for member in self._members.values()), default=math.inf)
 
     # -- inputs --------------------------------------------------------------------------------------------------------------
     def heard(self, peer: PeerId, boot_id: bytes, at: float, rtt_s: float, now: float) -> list[Decision]:
-        """A connection with that process stands, and something came over it at `at`, whatever it was.  The first time is an introduction."""
+        """A connection with that process stands, and something came over it at `at`, whatever it was.  The first time introduces it."""
         member = self._members.get(peer)
         decisions: list[Decision] = []
         if member is None:
@@ -278,12 +212,12 @@ class Detector:
         if member is None or seq <= member.seq:
             return []
         member.seq = seq
-        if member.standing is not Standing.SUSPECT or seq <= member.suspected_seq:
+        if member.phase is not Phase.SUSPICION or seq <= member.suspected_seq:
             return []
         # Its last words may have been on their way when it died, so that once proves little, and it is looked at again.
         member.refutations += 1
         self._pause(member, now)
-        if member.refutations > 1:
+        if member.refutations > 1 or member.standing is Standing.UNREACHABLE_FROM_HERE:
             why = f"it signs claims, the newest number {seq}; it is not heard here"
             return self._judge(peer, member, Standing.UNREACHABLE_FROM_HERE, why, now)
         return self._judge(peer, member, Standing.ALIVE, f"it refuted the suspicion by its claim number {seq}", now)
@@ -371,6 +305,8 @@ class Detector:
             return self._judge(peer, member, Standing.DEAD, Failure.REFUSED.value, now)
         member.suspected_seq = member.seq
         member.phase, member.until = Phase.SUSPICION, now + self.health.times * self._suspicion_s(peer, len(denials), len(answers))
+        if member.standing is Standing.UNREACHABLE_FROM_HERE:
+            return []  # no better news than that
         why = f"{member.why}; {len(denials)} of {len(answers)} helpers do not hear it either"
         return self._judge(peer, member, Standing.SUSPECT, why, now)
 
@@ -424,8 +360,3 @@ class Detector:
         if len(self._members) >= MOST_MEMBERS:
             dead = (peer for peer, m in self._members.items() if m.standing is Standing.DEAD)
             del self._members[next(dead, next(iter(self._members)))]
-
-    def keep_only(self, peers: Iterable[PeerId]) -> None:
-        """Forget the dead that nobody knows any more."""
-        known = set(peers)
-        self._members = {p: m for p, m in self._members.items() if m.standing is not Standing.DEAD or p in known}
