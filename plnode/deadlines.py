@@ -5,7 +5,7 @@ counts as silent while somebody still counts a dead peer's seconds.  Each consta
 its reason; whoever changes one does not see the other ten.  So the rules between them are data here, and the node does not start when
 one is broken (architecture.md, section 5).
 
-Names are looked up when `check` runs: importing this file imports none of the modules, torch among what they need.
+Names are looked up when `check` runs: importing this file imports none of the modules that need torch.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+from plnode.swarm.suspicion import HEALTH_MOST
 
 NAMES: Mapping[str, tuple[str, str]] = {
     # what the rules call it: where it is
@@ -36,7 +38,6 @@ NAMES: Mapping[str, tuple[str, str]] = {
     "suspicion.SUSPICION_LEAST_S": ("plnode.swarm.suspicion", "SUSPICION_LEAST_S"),
     "suspicion.SUSPICION_MOST_S": ("plnode.swarm.suspicion", "SUSPICION_MOST_S"),
     "suspicion.CUT_S": ("plnode.swarm.suspicion", "CUT_S"),
-    "suspicion.HEALTH_MOST": ("plnode.swarm.suspicion", "HEALTH_MOST"),
     "claims.LIFE_S": ("plnode.swarm.claims", "LIFE_S"),
     "membership.CALL_S": ("plnode.swarm.membership", "CALL_S"),
     "membership.SECOND_DIALLER_WAITS_S": ("plnode.swarm.membership", "SECOND_DIALLER_WAITS_S"),
@@ -74,7 +75,7 @@ def _in(inner: str, outer: str, why: str, *, times: float = 1.0) -> Rule:
 
 
 _FROM_DOUBT = (("suspicion.DIRECT_S", 1.0), ("suspicion.ASK_S", 1.0))
-_SICKEST = 5.0  # 1 + suspicion.HEALTH_MOST; a rule of its own holds the two together
+_SICKEST = 1.0 + HEALTH_MOST  # how many times as long a node waits that distrusts itself most
 
 RULES: tuple[Rule, ...] = (
     # the wire
@@ -90,7 +91,6 @@ RULES: tuple[Rule, ...] = (
     _in("suspicion.CUT_S", "wire.dead_after_s", "a member who lives elsewhere is known when the wire gives the connection up"),
     _in("probing.DOUBT_LOOK_S", "probing.LOOK_S", "in doubt one looks more often"),
     _in("probing.LATE_S", "suspicion.DIRECT_S", "a loop that stood still is noticed before a ping counts as failed"),
-    _in("suspicion.HEALTH_MOST", "suspicion.HEALTH_MOST", "the sickest node waits 5 times as long", times=_SICKEST - 4.0),
     Rule((*_FROM_DOUBT, ("suspicion.SUSPICION_LEAST_S", 1.0)), "wire.resume_closed_s", "a process that died is known within 5 s"),
     Rule(
         (("suspicion.QUIET_S", 1.0), ("probing.LOOK_S", 1.0), *_FROM_DOUBT, ("suspicion.SUSPICION_LEAST_S", 1.0)),
