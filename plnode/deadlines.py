@@ -90,10 +90,11 @@ RULES: tuple[Rule, ...] = (
     _in("suspicion.QUIET_S", "suspicion.CUT_S", "a connection is doubted before it counts as cut"),
     _in("suspicion.CUT_S", "wire.dead_after_s", "a member who lives elsewhere is known when the wire gives the connection up"),
     _in("probing.DOUBT_LOOK_S", "probing.LOOK_S", "in doubt one looks more often"),
+    _in("probing.LOOK_S", "suspicion.QUIET_S", "who was quiet is looked at before it counts as quiet"),
     _in("probing.LATE_S", "suspicion.DIRECT_S", "a loop that stood still is noticed before a ping counts as failed"),
     Rule((*_FROM_DOUBT, ("suspicion.SUSPICION_LEAST_S", 1.0)), "wire.resume_closed_s", "a process that died is known within 5 s"),
     Rule(
-        (("suspicion.QUIET_S", 1.0), ("probing.LOOK_S", 1.0), *_FROM_DOUBT, ("suspicion.SUSPICION_LEAST_S", 1.0)),
+        (("suspicion.QUIET_S", 1.0), *_FROM_DOUBT, ("suspicion.SUSPICION_LEAST_S", 1.0)),
         "group.BEGIN_S",
         "a word that waits for a generation learns that a member is gone",
     ),

@@ -3,7 +3,7 @@
 The detector (suspicion.py) decides; this file is its eyes and hands.  What could go wrong here, and what holds it:
 
 * A peer with tensor channels whose connection broke is "interrupted": the wire dials it for a minute before it says PeerLost.  So the
-  connections themselves are looked at, every `LOOK_S`, not only the events.
+  connections themselves are looked at, whenever one may have become quiet, and not only the events.
 * Whoever may ask us to look at somebody makes us send packets.  Only members may ask, each `ASKS_PER_S`; only about members that we
   know of; at most `HELPS_AT_ONCE` looks are under way, and those about one member share one.  A dial goes to addresses that its owner has
   signed, under the wire's own back-off (a minute's dials of one address are about six).  Whoever is over a limit is told that we did not
@@ -28,7 +28,8 @@ from wire.identity import PeerId
 from wire.net import DialFailed, Net, NetEvent, Peer, PeerConnected, PeerLost
 from wire.rates import Buckets
 
-LOOK_S, DOUBT_LOOK_S = 0.5, 0.25  # a reading of a few fields a connection; adds at most this to a verdict
+LOOK_S, DOUBT_LOOK_S = 1.0, 0.25  # a reading of a few fields a connection; who is new is known for as long a time later
+LEAST_S = 0.01  # whatever comes: a wait that rounding has made as good as zero would be repeated without end
 LATE_S = 0.5  # a look that comes so late: the loop stood still (a step of the loop is milliseconds)
 ASKS_PER_S, ASKS_BURST = 1.0, 64.0  # when a rack of 64 goes dark an honest member may ask about each at once
 HELPS_AT_ONCE = 16
@@ -87,7 +88,7 @@ class Probing:
                     self._look(now)
                     self._changed = trio.Event()
                     look_s = DOUBT_LOOK_S if self._detector.doubted() else LOOK_S
-                    due = max(now, min(now + look_s, self._detector.next_due()))
+                    due = max(now + LEAST_S, min(now + look_s, self._detector.next_due()))
                     with trio.move_on_at(due):
                         await self._changed.wait()
                     late = trio.current_time() - due

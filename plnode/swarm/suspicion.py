@@ -136,7 +136,9 @@ class Detector:
         return tuple(peer for peer, member in self._members.items() if member.phase is not Phase.NONE)
 
     def next_due(self) -> float:
-        return min((member.until for member in self._members.values()), default=math.inf)
+        """Silence is not the tick's: by then `heard` must have said what came meanwhile."""
+        dues = (m.heard_at + QUIET_S if m.trusted else m.until for m in self._members.values())
+        return min(dues, default=math.inf)
 
     # -- inputs --------------------------------------------------------------------------------------------------------------
     def heard(self, peer: PeerId, boot_id: bytes, at: float, rtt_s: float, now: float) -> list[Decision]:
@@ -288,8 +290,8 @@ class Detector:
     def _conclude(self, peer: PeerId, member: _Member, now: float) -> list[Decision]:
         """The helpers have answered, or had their time."""
         # A helper that is in doubt itself by now says nothing about us.
-        answers = {h: seen for h, seen in member.answers.items() if seen is not None or self._members[h].trusted}
-        if member.phase is Phase.INDIRECT:
+        answers = {h: seen for h, seen in member.answers.items() if seen is not None or self._trusted(h)}
+        if member.phase is Phase.INDIRECT and now >= member.until:
             self.health.worse(sum(seen is None for seen in answers.values()) or not answers, now)
         witness = next((helper for helper, seen in answers.items() if seen in SEEN_ALIVE), None)
         if witness is not None:
@@ -355,6 +357,10 @@ class Detector:
     def _others(self, peer: PeerId) -> bool:
         """Whether there is anybody else who could be asked, if all were well."""
         return any(other != peer and m.standing is not Standing.DEAD for other, m in self._members.items())
+
+    def _trusted(self, peer: PeerId) -> bool:
+        member = self._members.get(peer)
+        return member is not None and member.trusted
 
     def _make_room(self) -> None:
         if len(self._members) >= MOST_MEMBERS:

@@ -62,7 +62,8 @@ class Node:
 
     def found(self, standing: Standing, peer: Node | None = None) -> list[tuple[float, PeerId, Verdict]]:
         """The verdicts of this kind, about this one or anybody."""
-        return [item for item in self.verdicts if item[2].standing is standing and peer in (None,) + ((peer,) if peer and item[1] == peer.peer_id else ())]
+        who = None if peer is None else peer.peer_id
+        return [item for item in self.verdicts if item[2].standing is standing and who in (None, item[1])]
 
     def die(self) -> None:
         """The process is killed: its kernel resets what it had."""
@@ -94,7 +95,7 @@ async def swarm(count: int, seed: int = 1, line: Link = LINE) -> AsyncIterator[S
             for other in nodes[:number]:
                 await node.net.dial(other.net.addresses[0])
         await until(lambda: all(len(node.membership.present()) == count for node in nodes), 60)
-        await trio.sleep(1.0)
+        await trio.sleep(1.5)  # everybody has looked
         yield Swarm(net, nodes)
         nursery.cancel_scope.cancel()
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import trio
 import trio.testing
 
 from plnode.swarm import probing, suspicion
+from plnode.swarm.claims import NodeState, StageClaim
 from plnode.swarm.probemessages import PROBE, ProbeAnswer, ProbeAsk
 from plnode.swarm.verdicts import Seen, Standing
 from tests.plnode.swarm.probes import Node, everybody, swarm
@@ -71,7 +74,7 @@ async def test_two_that_do_not_reach_each_other_are_not_dead_and_the_helper_is_n
         await trio.sleep(120)
         assert not s.verdicts(Standing.DEAD)
         s.net.heal()
-        await until(lambda: one.probing.standing(other.peer_id) is other.probing.standing(one.peer_id) is Standing.ALIVE, 60)
+        await until(lambda: one.probing.standing(other.peer_id) is other.probing.standing(one.peer_id) is Standing.ALIVE, 400)
         assert not any(node.verdicts for node in rest)
 
 
@@ -85,10 +88,10 @@ async def test_who_is_unreachable_and_then_dies_is_dead(autojump_clock: Clock) -
 
 
 async def test_an_hour_of_5_percent_loss_kills_nobody(autojump_clock: Clock) -> None:
-    async with swarm(4, 1, LOSSY) as s:
+    async with swarm(3, 1, LOSSY) as s:
         await trio.sleep(3600)
         assert not s.verdicts(Standing.DEAD) and not s.verdicts(Standing.UNREACHABLE_FROM_HERE)
-        assert s.net.losses > 500
+        assert s.net.losses > 300
         victim = s.nodes[0]
         victim.die()
         assert await everybody(s, lambda node: node.found(Standing.DEAD, victim), but=victim) <= 5
@@ -96,9 +99,9 @@ async def test_an_hour_of_5_percent_loss_kills_nobody(autojump_clock: Clock) -> 
 
 async def test_connections_that_are_reset_all_the_time_kill_nobody(autojump_clock: Clock) -> None:
     async with swarm(4, 1, LOSSY) as s:
-        for _ in range(100):
-            s.net.storm([node.host for node in s.nodes], count=3, within_s=5, lasting_s=1.5)
-            await trio.sleep(10)
+        for _ in range(75):
+            s.net.reset(s.net.rng.choice([pipe for node in s.nodes for pipe in node.host.connections.values()]))
+            await trio.sleep(2)
         assert not s.verdicts(Standing.DEAD)
 
 
@@ -175,13 +178,13 @@ async def test_a_hostile_asker_makes_nobody_dial_without_bound(autojump_clock: C
             assert not (await asker.ask(junk)).seen
         assert not reached and set(asker.answers) == {Seen.UNKNOWN}
         asker.answers.clear()
-        dials = len([entry for entry in s.net.net.log if entry[1] == "dial"]) if hasattr(s.net, "net") else _dials(s.net.log)
+        dials = _dials(s.net.log)
         began = trio.current_time()
         async with trio.open_nursery() as nursery:
-            for number in range(1000):
+            for number in range(300):
                 nursery.start_soon(asker.ask, gone.peer_id.raw, number.to_bytes(8, "big"))
         assert len(reached) <= probing.ASKS_BURST + probing.ASKS_PER_S * (trio.current_time() - began) + 1
-        assert Seen.BUSY in asker.answers and len(asker.answers) == 1000
+        assert Seen.BUSY in asker.answers and len(asker.answers) == 300
         assert _dials(s.net.log) - dials <= 4
         assert not helper.probing._looks
         # An honest asker is answered all the same.
@@ -219,9 +222,5 @@ def _dials(log: list[tuple[object, ...]]) -> int:
     return sum(entry[1] == "dial" for entry in log)
 
 
-def _finished(node: Node):  # type: ignore[no-untyped-def]
-    from dataclasses import replace
-
-    from plnode.swarm.claims import NodeState
-
+def _finished(node: Node) -> StageClaim:
     return replace(node.membership.own, state=NodeState.FINISHED)
