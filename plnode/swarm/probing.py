@@ -100,6 +100,8 @@ class Probing:
     def on_event(self, event: NetEvent) -> None:
         """The network has news; to be called with every event."""
         now = trio.current_time()
+        if self._nursery is None:
+            return  # the first look of `run` sees who is here
         if isinstance(event, PeerConnected):
             self._see(event.peer, now)
         elif isinstance(event, PeerLost):

@@ -11,7 +11,7 @@ cannot reach it either" proves our own line.  Different here, and why:
 * A refused redial says that the machine answers and the process is gone.  With one helper who says the same it is death at once; a refusal
   alone may come from a router, or be forged.
 * While a helper hears a member, it is not dead: UNREACHABLE_FROM_HERE, with the helper's name.  A helper that lies can keep a dead member
-  in that state and no better one; it can kill nobody, since death needs our own failed ping, too.
+  in that state and no better one, and can kill nobody whom we hear.
 * Another process under the same identity is the death of the one we knew: what it held is gone.
 * A node that hears nobody accuses nobody: all others are UNREACHABLE_FROM_HERE, without a helper.
 
@@ -41,7 +41,7 @@ HELP_S = 1.2  # a helper's own try: two repetitions of a lost packet at 80 ms
 ASK_S = 1.6  # until a helper's answer counts as missing: its try, and a round trip of 400 ms
 SUSPICION_LEAST_S, SUSPICION_MOST_S = 2.0, 6.0
 CUT_S = 10.0  # a connection that stands, but is silent for so long while a helper hears the member, is broken (wire: `dead_after_s`)
-AGAIN_S = 2.0  # between two rounds about a member who lives but is not heard here
+AGAIN_S, PAUSES_MOST = 2.0, 5  # between two rounds about a member who is not heard here, once more as long after each
 HEALTH_MOST = 4
 RECOVER_S = 5.0  # without trouble, and health is one better
 HELPERS = 3  # memberlist's IndirectChecks
@@ -82,6 +82,7 @@ class _Member:
     suspected_seq: int = -1
     refutations: int = 0
     fruitless: int = 0  # rounds in which nobody could tell
+    pauses: int = 0
 
     @property
     def trusted(self) -> bool:
@@ -337,11 +338,13 @@ class Detector:
         return self._judge(peer, member, Standing.UNREACHABLE_FROM_HERE, why, now)
 
     def _pause(self, member: _Member, now: float) -> None:
-        member.phase, member.until = Phase.PAUSE, now + self.health.times * AGAIN_S
+        member.pauses = min(member.pauses + 1, PAUSES_MOST)  # who stays unreachable is looked at more and more rarely
+        member.phase, member.until = Phase.PAUSE, now + self.health.times * AGAIN_S * member.pauses
 
     def _clear(self, peer: PeerId, member: _Member, reason: str, now: float) -> list[Decision]:
         member.phase, member.until, member.refutations = Phase.NONE, math.inf, 0
-        member.answers, member.ping, member.fruitless, member.doubted_at = {}, None, 0, now
+        member.answers, member.ping, member.doubted_at = {}, None, now
+        member.fruitless = member.pauses = 0
         return self._judge(peer, member, Standing.ALIVE, reason, now)
 
     def _judge(
