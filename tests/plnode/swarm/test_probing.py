@@ -129,6 +129,24 @@ async def test_a_loop_that_stood_still_accuses_nobody_and_distrusts_itself(autoj
         assert not any(node.probing.distrust for node in s.nodes)
 
 
+async def test_with_tensor_channels_a_broken_connection_is_doubted_before_the_wire_gives_it_up(autojump_clock: Clock) -> None:
+    """Such a peer is interrupted, not lost: the wire dials it for a minute.  What waits for a verdict must not wait for that."""
+    async with swarm(3) as s:
+        victim, *rest = s.nodes
+        for node in rest:
+            peer, back = node.net.peer(victim.peer_id), victim.net.peer(node.peer_id)
+            assert peer is not None and back is not None
+            peer.sender("t", b"up")
+            back.receiver("t", b"up", lambda key: None)
+        await trio.sleep(1)
+        s.net.cut(victim.host)
+        for pipe in list(victim.host.connections.values()):
+            s.net.reset(pipe)
+        took = await everybody(s, lambda node: node.found(Standing.DEAD, victim), but=victim)
+        assert took <= 6
+        assert all(node.net.peer(victim.peer_id) is not None for node in rest), "the wire has not given it up"
+
+
 async def test_a_process_that_was_started_again_at_once_is_the_death_of_the_first(autojump_clock: Clock) -> None:
     async with swarm(3) as s, trio.open_nursery() as nursery:
         victim = s.nodes[0]

@@ -313,7 +313,7 @@ def test_rounds_and_members_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("seed", range(40))
 def test_whatever_comes_nobody_who_is_heard_dies(seed: int) -> None:
-    """Random inputs.  Without a goodbye a member dies only if it was lost or quiet since it was heard last, and without a refusal only after
+    """Random inputs.  Without a goodbye one dies only if it was lost or quiet since it was heard last, and without a refusal only after
     a suspicion's time; nobody stays a suspect for longer than twice the sickest node's waits."""
     rng = Random(seed)
     b = Bench(others=5, seed=seed)
