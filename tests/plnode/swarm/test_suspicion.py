@@ -192,6 +192,7 @@ def test_of_two_members_a_refusal_is_death_and_silence_is_not() -> None:
 def suspected(seq: int = 7) -> Bench:
     b = Bench()
     b.do(b.detector.claimed(X, seq, b.now))
+    b.do(b.detector.claimed(X, 3, b.now))  # an older one comes late
     b.lose()
     b.fail()
     b.answer(Seen.SILENT, Seen.SILENT, Seen.SILENT)
