@@ -27,7 +27,7 @@ class Known(Membership):
     """Membership as failure detection needs it."""
 
     def seq_of(self, peer: PeerId) -> int:
-        return next((claimed.seq for claimed in self._table.all() if claimed.peer == peer), -1)
+        return self._table.seq_of(peer)
 
 
 class Node:

@@ -33,8 +33,8 @@ async def test_a_process_that_died_is_known_within_5_s(count: int, autojump_cloc
 
 
 async def test_a_member_that_says_it_stops_is_dead_at_once_and_one_that_has_finished_is_not_missed(autojump_clock: Clock) -> None:
-    async with swarm(3) as s:
-        stays, leaves, finished = s.nodes
+    async with swarm(4) as s:
+        stays, leaves, finished, _ = s.nodes
         finished.membership.say(_finished(finished))
         await trio.sleep(1)
         leaves.scope.cancel()
@@ -100,8 +100,10 @@ async def test_an_hour_of_5_percent_loss_kills_nobody(autojump_clock: Clock, mon
 
 
 async def test_a_nervous_detector_at_5_percent_loss_kills_nobody(autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With hardly any time for the wire's ping, every lost packet is a doubt; pings and helpers answer all of them."""
+    """Hardly any time for the wire's ping and for ours: every lost packet is a doubt, and many an answer late.  Helpers answer them all."""
     monkeypatch.setattr(suspicion, "QUIET_S", 5.15)
+    monkeypatch.setattr(suspicion, "DIRECT_S", 0.05)
+    monkeypatch.setattr(suspicion, "DIRECT_RTTS", 1.0)
     doubts: list[object] = []
     honest = suspicion.Detector._doubt
 
