@@ -275,6 +275,30 @@ async def test_helpers_that_say_nonsense_prove_nothing(autojump_clock: Clock, mo
         assert all(v.helper is None for node in s.nodes for *_, v in node.found(Standing.UNREACHABLE_FROM_HERE, victim))
 
 
+async def test_a_suspect_that_signs_a_new_claim_is_not_dead_whatever_helpers_say(
+    autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its claims come through others; two in a row, and it is known that it lives and that this node does not reach it."""
+
+    async def deny(self: probing.Probing, *arguments: object) -> ProbeAnswer:
+        return ProbeAnswer(False, Seen.SILENT)
+
+    monkeypatch.setattr(probing.Probing, "_on_ask", deny)
+    for speaks in (True, False):
+        async with swarm(4) as s:
+            one, other, *_ = s.nodes
+            s.net.partition(one.host, other.host)
+            for step in range(60):
+                if speaks:
+                    other.membership.say(replace(other.membership.own, step=step + 1))
+                await trio.sleep(0.5)
+            standings = [verdict.standing for _, peer, verdict in one.verdicts if peer == other.peer_id]
+            if speaks:
+                assert standings == [Standing.SUSPECT, Standing.ALIVE, Standing.SUSPECT, Standing.UNREACHABLE_FROM_HERE]
+            else:
+                assert standings == [Standing.SUSPECT, Standing.DEAD]
+
+
 async def test_a_cancelled_node_leaves_nothing_and_its_bounds_are_kept(autojump_clock: Clock) -> None:
     async with swarm(3) as s:
         leaver = s.nodes[0]
