@@ -89,7 +89,9 @@ async def test_who_is_unreachable_and_then_dies_is_dead(autojump_clock: Clock) -
 
 
 async def test_an_hour_of_5_percent_loss_kills_nobody(autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probing, "LOOK_S", 5.0)  # who may be quiet is looked at all the same; the test is faster
+    wire = ("interfaces.LOOK_EVERY_S", "watch.LOOK_S", "relays.LOOK_S", "reach.LOOK_S", "punch.LOOK_S")
+    for name in ("plnode.swarm.probing.LOOK_S", *(f"wire.net.{each}" for each in wire)):
+        monkeypatch.setattr(name, 5.0)  # faster; who may be quiet is looked at all the same
     async with swarm(3, 1, LOSSY) as s:
         await trio.sleep(3600)
         assert not s.verdicts(Standing.DEAD) and not s.verdicts(Standing.UNREACHABLE_FROM_HERE)
