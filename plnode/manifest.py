@@ -142,6 +142,22 @@ class SyncSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveSection:
+    """How the replicas of a stage combine their gradients."""
+
+    wire: Annotated[
+        str,
+        OneOf(("fp32", "bf16", "int8")),
+        Doc("Of gradients between replicas. fp32: as they are. bf16, int8 (blocks): 1/2, 1/4 of the bytes; what is lost is made up later."),
+    ]
+    pooling: Annotated[
+        str,
+        OneOf(("mean", "pseudo-huber", "huber", "welsch", "truncated", "coordinate-huber", "coordinate-welsch")),
+        Doc("mean: trusts all replicas. The others bound what a lying one does, by whole gradients or coordinate by coordinate."),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataSection:
     """What is trained on."""
 
@@ -170,6 +186,7 @@ class Manifest:
     evaluation: Annotated[EvaluationSection, Doc("The held-out loss.")]
     snapshot: Annotated[SnapshotSection, Doc("Snapshots on the disk of every node.")]
     sync: Annotated[SyncSection, Doc("How the replicas of a stage keep their weights together.")]
+    collective: Annotated[CollectiveSection, Doc("How the replicas of a stage combine their gradients.")]
     data: Annotated[DataSection, Doc("What is trained on.")]
 
     @classmethod
@@ -236,6 +253,10 @@ def _check_consistency(m: Manifest) -> None:
     widest = {"bf16": 2, "fp32": 4, "fp64": 8}
     if m.sync.mode == "exact" and widest[m.boundary.dtype] > widest[model.dtype]:
         raise ManifestError("boundary.dtype", f"no wider than model.dtype = {model.dtype}", m.boundary.dtype)
+    if model.dtype == "fp64" and m.collective.wire != "fp32":
+        raise ManifestError("collective.wire", "fp32 (gradients as they are) for model.dtype = fp64", m.collective.wire)
+    if m.collective.pooling != "mean" and m.stages.replicas < 3:
+        raise ManifestError("collective.pooling", "mean, or stages.replicas of at least 3: two cannot outvote one", m.collective.pooling)
 
 
 def sign(identity: Identity, toml: bytes, *, now_unix: float | None = None) -> bytes:

@@ -44,6 +44,7 @@ DEFAULTS: dict[str, Any] = {
     "evaluation": {"every": 25, "microbatches": 4},
     "snapshot": {"every": 100},
     "sync": {"mode": "exact"},
+    "collective": {"wire": "fp32", "pooling": "mean"},
     "data": {"corpus": "kjv"},
 }  # fmt: skip
 

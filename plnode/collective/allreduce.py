@@ -1,13 +1,19 @@
 """All-reduce of one flat vector among the replicas of a stage: a butterfly in pieces over tensor channels.
 
-Each rank sums the pieces of its own share in rank order and returns them; the other shares arrive reduced, straight into place.
-Sending, summing and returning of different pieces overlap.  Every slot is keyed: a rank knows exactly which piece it will get from
-whom, so memory is bounded by the slots it posts ahead and a peer can put nothing anywhere else.  All ranks end with the
-same bits, because every sum is made once, by its owner, in rank order.
+Each rank combines the pieces of its own share in rank order and returns them; the other shares arrive reduced.  Sending,
+combining and returning of different pieces overlap.  Every piece is combined once, by its owner, and the owner too goes on with
+what the others decode: all ranks end with the same bits.  `exchange.py` is one round, this file what rounds have in common:
+channels, layout, and what is left when a round ends.
 
-Sums are made in the vector's own dtype (fp32 or fp64).  A round that fails or is cancelled withdraws its slots; the vector is then
-undefined and the caller throws the step away.  The deadline is the caller's (`Generation`): pieces that arrive are signs of life, and
-a round in which none arrives for much longer than it ever took is broken off.
+* **Shares** follow the members' `weights` (shares.py); who has weight 0 reduces nothing and needs a connection to owners only.
+* **The wire** is lossless, or bf16 or int8 blocks with error feedback (feedback.py); sums are made in the vector's own dtype.
+* **The pooling** is the sum, or the sum of a robust mean (robust.py), which needs to know how many microbatches each vector holds.
+
+A round that fails or is cancelled withdraws all its slots, and a piece of it that comes late finds none: its key names the attempt.
+The vector is then undefined, what is owed unchanged, and the reducer as before; the caller may try again with the vector filled
+anew and another `attempt`.  (Delivered keys of a step are remembered until the caller raises the protocol's watermark; a node keeps
+65,536, so some thousand pieces a round allow about ten attempts a step.)  The deadline is the caller's (`Generation`): pieces that
+arrive are signs of life, and a round in which none arrives for much longer than it ever took is broken off.
 """
 
 from __future__ import annotations
@@ -15,193 +21,119 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import trio
 
+from plnode.collective.exchange import Exchange, Line, Terms, Vector
+from plnode.collective.feedback import Feedback, codec_for
+from plnode.collective.mailbox import Mailbox, Spoilt
 from plnode.collective.messages import REDUCE
-from plnode.collective.shares import Piece, pieces
+from plnode.collective.robust import POOLINGS, Pooled
+from plnode.collective.shares import pieces
 from plnode.pipeline.microbatch import era
 from wire.identity import PeerId
-from wire.messages import Key
-from wire.net import Net, TensorReceiver, TensorSender
-from wire.tensor import DType, Expectation
+from wire.net import Net
+from wire.tensor import DType
 
-Vector = npt.NDArray[np.float32] | npt.NDArray[np.float64]
-CONTRIBUTION, RESULT = 0, 1
-AHEAD = 4
-"""Pieces a rank is ready to receive at once from each peer and phase: 4 MiB hide 40 ms of latency at 800 Mbit/s."""
-
-
-class Spoilt(Exception):
-    """A member's contribution is not finite."""
-
-    def __init__(self, member: PeerId) -> None:
-        super().__init__(f"the gradient of {member.short} is not finite")
-        self.member = member
-
-
-class _Mailbox:
-    """Pieces from one peer: keyed slots out, buffers in."""
-
-    def __init__(self, receiver: TensorReceiver, expected: dict[Key, Expectation], alive: Callable[[], None]) -> None:
-        self._receiver = receiver
-        self._alive = alive
-        self._expected = expected
-        self._arrived: dict[Key, trio.Event] = {}
-
-    def post(self, key: Key, into: memoryview, expectation: Expectation) -> None:
-        self._expected[key] = expectation
-        self._arrived[key] = trio.Event()
-        self._receiver.post(into, key=key)
-
-    async def wait(self, key: Key) -> None:
-        await self._arrived[key].wait()
-        del self._arrived[key], self._expected[key]
-
-    async def run(self) -> None:
-        while True:
-            received = await self._receiver.receive()
-            self._alive()
-            event = self._arrived.get(received.key)
-            if event is not None:
-                event.set()
-
-    def close(self) -> None:
-        self._receiver.close()
+__all__ = ["Pooled", "Reducer", "Spoilt", "Vector"]
 
 
 class Reducer:
     """All-reduces among `members` (ascending ids) in one generation; channels are opened once and serve every step.
 
-    `alive()` is called for each piece that arrives: a long round is not a silent one.
+    `alive()` is called for each piece that arrives: a long round is not a silent one.  `weights` (None: all equal), `wire` and
+    `pooling` must be the same at all members.  `feedback`: this node's debt, which outlives the reducer; None with a lossy
+    wire begins a new one.  ValueError for what cannot be, LookupError for an owner without a connection.
     """
 
     def __init__(
-        self, net: Net, generation: int, members: Sequence[PeerId], dtype: DType, elements: int, alive: Callable[[], None]
+        self,
+        net: Net,
+        generation: int,
+        members: Sequence[PeerId],
+        dtype: DType,
+        elements: int,
+        alive: Callable[[], None],
+        *,
+        weights: Sequence[float] | None = None,
+        wire: str = "fp32",
+        pooling: str = "mean",
+        feedback: Feedback | None = None,
     ) -> None:
-        self._members = tuple(members)
-        self._rank = self._members.index(net.peer_id)
-        self._dtype = dtype
-        self._np = np.dtype("<f8") if dtype is DType.fp64 else np.dtype("<f4")
-        self._pieces = pieces(elements, len(self._members), self._np.itemsize)
+        if pooling not in POOLINGS:
+            raise ValueError(f"no pooling {pooling!r}: one of {', '.join(POOLINGS)}")
+        if weights is not None and len(weights) != len(members):
+            raise ValueError(f"{len(members)} members, but {len(weights)} weights")
+        if feedback is not None and feedback.elements != elements:
+            raise ValueError(f"a debt of {feedback.elements} elements does not fit a vector of {elements}")
+        codec = codec_for(wire, dtype)
+        self.feedback = None if wire == "fp32" else feedback or Feedback(elements)
+        self._terms = Terms(
+            members=tuple(members),
+            rank=list(members).index(net.peer_id),
+            dtype=dtype,
+            codec=codec,
+            pooling=pooling,
+            pieces=pieces(elements, weights if weights is not None else [1.0] * len(members), np.dtype(dtype.numpy).itemsize),
+            elements=elements,
+        )
         self._generation = generation
-        self._senders: dict[int, TensorSender] = {}
-        self._mailboxes: dict[int, _Mailbox] = {}
+        self._lines: dict[int, Line] = {}
+        self._reducing = False
+        self.bytes_sent = 0
         name = generation.to_bytes(4, "big")
-        for rank, member in enumerate(self._members):
-            if rank == self._rank:
-                continue
+        owners = {p.owner for p in self._terms.pieces}
+        for rank, member in enumerate(members):
+            if rank == self._terms.rank or not owners & {rank, self._terms.rank}:
+                continue  # two that reduce nothing have nothing to say to each other
             peer = net.peer(member)
             if peer is None:
+                self.close()
                 raise LookupError(f"{member.short} is not connected")
-            expected: dict[Key, Expectation] = {}
-            self._senders[rank] = peer.sender(REDUCE, name)
-            self._mailboxes[rank] = _Mailbox(peer.receiver(REDUCE, name, expected.get), expected, alive)
-        self.bytes_sent = 0
+            self._lines[rank] = Line(peer.sender(REDUCE, name), Mailbox(peer, member, REDUCE, name, alive))
 
-    async def reduce(self, vector: Vector, step: int) -> None:
-        """Replace `vector` (1-D, contiguous, the group's dtype) by the sum over all ranks.  Wire errors pass through."""
-        if vector.dtype != self._np or vector.ndim != 1:
-            raise ValueError(f"this group reduces 1-D {self._np}, got {vector.ndim}-D {vector.dtype}")
-        async with trio.open_nursery() as nursery:
-            for mailbox in self._mailboxes.values():
-                nursery.start_soon(mailbox.run)
-            async with trio.open_nursery() as work:
-                for rank in self._mailboxes:
-                    work.start_soon(self._scatter, vector, step, rank)
-                    work.start_soon(self._gather, vector, step, rank)
-                work.start_soon(self._own_share, vector, step)
-            nursery.cancel_scope.cancel()
+    @property
+    def open(self) -> int:
+        """Slots and buffers that a round holds: 0 between rounds, once no chunk is under way."""
+        return sum(line.mailbox.open + line.sender.pending for line in self._lines.values())
+
+    async def reduce(self, vector: Vector, step: int, *, attempt: int = 0, counts: Sequence[int] | None = None) -> Pooled:
+        """Replace `vector` (1-D, contiguous, the group's dtype) by the sum over all ranks, or by what pooling makes of it.
+
+        `attempt`: a step may be tried again, each time with another number, the same at all members.  `counts`: how many microbatches
+        each member's vector is the sum of, the same at all members (None: one each); a robust result is on the scale of
+        the sum over all of them.  Raises, in exception groups, `Spoilt` (a member's fault) and wire errors.
+        """
+        terms = self._terms
+        if vector.dtype != terms.dtype.numpy or vector.shape != (terms.elements,) or not vector.flags.c_contiguous:
+            raise ValueError(f"this group reduces {terms.elements} elements of {terms.dtype.numpy}, got {vector.shape} {vector.dtype}")
+        counts = tuple(counts) if counts is not None else (1,) * len(terms.members)
+        if len(counts) != len(terms.members) or any(c < 0 for c in counts):
+            raise ValueError(f"{len(terms.members)} members, but counts {list(counts)}")
+        if self._reducing:
+            raise trio.BusyResourceError("another task is reducing")
+        self._reducing = True
+        exchange = Exchange(terms, self._lines, vector, (era(self._generation, step), attempt), counts)
+        if self.feedback is not None:
+            exchange.owes(self.feedback.begin(step))
+        try:
+            async with trio.open_nursery() as nursery:
+                for line in self._lines.values():
+                    nursery.start_soon(line.mailbox.run)
+                    nursery.start_soon(line.mailbox.watch)
+                async with trio.open_nursery() as work:
+                    exchange.start(work)
+                nursery.cancel_scope.cancel()
+        finally:
+            self.bytes_sent += exchange.bytes_sent
+            self._reducing = False
+            for line in self._lines.values():
+                line.mailbox.withdraw()
+        if self.feedback is not None and exchange.debt is not None:
+            self.feedback.propose(exchange.debt)
+        return exchange.pooled()
 
     def close(self) -> None:
         """Withdraw what is posted; the channels end with the generation."""
-        for mailbox in self._mailboxes.values():
-            mailbox.close()
-        for sender in self._senders.values():
-            sender.close()
-
-    # -- tasks ----------------------------------------------------------------------------------------------------------
-    async def _scatter(self, vector: Vector, step: int, rank: int) -> None:
-        """Send my contribution to `rank`'s share, piece by piece, AHEAD at once."""
-        await self._send_each([p for p in self._pieces if p.owner == rank], vector, step, rank, CONTRIBUTION)
-
-    async def _send_each(self, which: list[Piece], vector: Vector, step: int, rank: int, phase: int) -> None:
-        limit = trio.CapacityLimiter(AHEAD)
-
-        async def one(piece: Piece, holder: object) -> None:
-            try:
-                await self._send(piece, vector, step, rank, phase)
-            finally:
-                limit.release_on_behalf_of(holder)
-
-        async with trio.open_nursery() as nursery:
-            for piece in which:
-                holder = object()
-                await limit.acquire_on_behalf_of(holder)
-                nursery.start_soon(one, piece, holder)
-
-    async def _send(self, piece: Piece, vector: Vector, step: int, rank: int, phase: int) -> None:
-        part = vector[piece.start : piece.end].data.cast("B")
-        await self._senders[rank].send(
-            self._key(step, phase, piece, self._rank), part, dtype=self._dtype, shape=(piece.end - piece.start,), order=piece.number
-        )
-        self.bytes_sent += part.nbytes
-
-    async def _gather(self, vector: Vector, step: int, rank: int) -> None:
-        """Receive `rank`'s reduced share straight into place.
-
-        A result can only arrive after its owner has our contribution, but the slot must not be posted before that contribution
-        has left: both use the same memory.  `_scatter` and the owner's arithmetic order that: the owner sums what we sent.
-        """
-        mine = [p for p in self._pieces if p.owner == rank]
-        mailbox = self._mailboxes[rank]
-        for number, piece in enumerate(mine):
-            if number == 0:
-                for ahead in mine[:AHEAD]:
-                    self._post(mailbox, vector, step, ahead)
-            await mailbox.wait(self._key(step, RESULT, piece, piece.owner))
-            if number + AHEAD < len(mine):
-                self._post(mailbox, vector, step, mine[number + AHEAD])
-
-    def _post(self, mailbox: _Mailbox, vector: Vector, step: int, piece: Piece) -> None:
-        part = vector[piece.start : piece.end].data.cast("B")
-        mailbox.post(self._key(step, RESULT, piece, piece.owner), part, self._expectation(piece))
-
-    async def _own_share(self, vector: Vector, step: int) -> None:
-        """Sum the contributions to my share in rank order, return each piece as soon as it is whole."""
-        mine = [p for p in self._pieces if p.owner == self._rank]
-        scratch: dict[int, dict[int, Vector]] = {}
-
-        def expect(piece: Piece) -> None:
-            scratch[piece.number] = {}
-            for rank, mailbox in self._mailboxes.items():
-                buffer = np.empty(piece.end - piece.start, self._np)
-                scratch[piece.number][rank] = buffer
-                mailbox.post(self._key(step, CONTRIBUTION, piece, rank), buffer.data.cast("B"), self._expectation(piece))
-
-        async with trio.open_nursery() as returns:
-            for piece in mine[:AHEAD]:
-                expect(piece)
-            for number, piece in enumerate(mine):
-                for rank, mailbox in self._mailboxes.items():
-                    await mailbox.wait(self._key(step, CONTRIBUTION, piece, rank))
-                others = scratch.pop(piece.number)
-                for rank, contribution in others.items():
-                    if not np.isfinite(contribution.sum()):
-                        raise Spoilt(self._members[rank])
-                own = vector[piece.start : piece.end]
-                total = own.copy() if self._rank == 0 else others[0]
-                for rank in range(1, len(self._members)):
-                    np.add(total, own if rank == self._rank else others[rank], out=total)
-                own[:] = total
-                for rank in self._mailboxes:
-                    returns.start_soon(self._send, piece, vector, step, rank, RESULT)
-                if number + AHEAD < len(mine):
-                    expect(mine[number + AHEAD])
-
-    def _key(self, step: int, phase: int, piece: Piece, sender: int) -> Key:
-        return (era(self._generation, step), phase, piece.number, sender)
-
-    def _expectation(self, piece: Piece) -> Expectation:
-        count = piece.end - piece.start
-        return Expectation(self._dtype, (count,), 0, count * self._np.itemsize)
+        for line in self._lines.values():
+            line.mailbox.close()
+            line.sender.close()

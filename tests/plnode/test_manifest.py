@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plnode.collective.feedback import WIRES
+from plnode.collective.robust import POOLINGS
 from plnode.exits import BadInput
 from plnode.manifest import DOMAIN, Manifest, ManifestError, SignedManifest, sign
 from plnode.manifest_text import default_values, render
@@ -75,6 +77,10 @@ def test_every_key_stands_in_the_written_manifest_with_a_comment() -> None:
         (("count = 3", "count = 7"), "stages.count", "at most model.layers = 5", "7"),
         (("tokens = 4096", "tokens = 4097"), "batch.tokens", "4096 = 8 microbatches", "4097"),
         (("warmup_steps = 10", "warmup_steps = 300"), "optimizer.warmup_steps", "less than steps = 300", "300"),
+        (('wire = "fp32"', 'wire = "fp16"'), "collective.wire", '"fp32", "bf16", "int8"', '"fp16"'),
+        (('wire = "fp32"', ""), "collective.wire", "text", "missing"),
+        (('pooling = "mean"', 'pooling = "median"'), "collective.pooling", '"mean", "pseudo-huber"', '"median"'),
+        (('pooling = "mean"', 'pooling = "welsch"'), "collective.pooling", "replicas of at least 3", "welsch"),
         (('[boundary]', '[boundary]\n# x'), "", "", ""),
     ],
 )  # fmt: skip
@@ -92,6 +98,16 @@ def test_a_wrong_manifest_is_refused_by_its_key(change: tuple[str, str], path: s
     assert expected in refused.value.expected
     assert got in refused.value.got
     assert path in str(refused.value)
+
+
+def test_the_collective_section_takes_every_wire_and_pooling_there_is() -> None:
+    for wire in WIRES:
+        for pooling in POOLINGS:
+            manifest = Manifest.parse(toml(stages__replicas=3, collective__wire=wire, collective__pooling=pooling))
+            assert (manifest.collective.wire, manifest.collective.pooling) == (wire, pooling)
+    with pytest.raises(ManifestError, match=r"fp32 .gradients as they are. for model.dtype = fp64"):
+        Manifest.parse(toml(model__dtype="fp64", collective__wire="bf16"))
+    Manifest.parse(toml(model__dtype="fp64"))
 
 
 @pytest.mark.parametrize("raw", [b"\xff\xfe", b"steps = = 3", b"[model", b""])

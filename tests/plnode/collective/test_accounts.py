@@ -84,9 +84,12 @@ def test_hostile_account_bytes_are_refused(indices: bytes, losses: bytes, compla
         unpack_account(indices, losses)
 
 
-@given(st.integers(0, 3_000_000), st.integers(1, 16), st.sampled_from([4, 8]))
-def test_pieces_tile_the_vector_in_balanced_shares(elements: int, ranks: int, itemsize: int) -> None:
-    cut = pieces(elements, ranks, itemsize)
+WEIGHTS = st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 1e9)), min_size=1, max_size=16).filter(any)
+
+
+@given(st.integers(0, 3_000_000), WEIGHTS, st.sampled_from([4, 8]))
+def test_pieces_tile_the_vector_in_proportion_to_the_weights(elements: int, weights: list[float], itemsize: int) -> None:
+    cut = pieces(elements, weights, itemsize)
     assert [p.number for p in cut] == list(range(len(cut)))
     at = 0
     for piece in cut:
@@ -94,8 +97,24 @@ def test_pieces_tile_the_vector_in_balanced_shares(elements: int, ranks: int, it
         assert (piece.end - piece.start) * itemsize <= PIECE_BYTES
         at = piece.end
     assert at == elements
+    for rank, weight in enumerate(weights):
+        share = sum(p.end - p.start for p in cut if p.owner == rank)
+        assert share == pytest.approx(elements * weight / sum(weights), abs=1 + elements * len(weights) / (1 << 20))
+        assert weight > 0 or share == 0
+
+
+@given(st.integers(0, 3_000_000), st.integers(1, 16))
+def test_equal_weights_cut_equal_shares_whatever_their_unit(elements: int, ranks: int) -> None:
+    cut = pieces(elements, [1.0] * ranks, 4)
+    assert cut == pieces(elements, [3.7e6] * ranks, 4)
     shares = [sum(p.end - p.start for p in cut if p.owner == r) for r in range(ranks)]
     assert max(shares) - min(shares) <= 1
+
+
+@pytest.mark.parametrize("weights", [[], [0.0, 0.0], [1.0, -1.0], [1.0, math.nan], [1.0, math.inf]])
+def test_weights_that_share_nothing_are_refused(weights: list[float]) -> None:
+    with pytest.raises(ValueError, match="cannot share"):
+        pieces(10, weights, 4)
 
 
 def test_a_deadline_follows_what_was_seen_within_its_bounds() -> None:
