@@ -90,14 +90,14 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class _Attested:
-    """One entry of one receipt, without its index."""
+class _Story:
+    """One entry of one receipt; equal to another one that says the same."""
 
     worker: PeerId
     tokens: int
     size_bytes: int
     microseconds: int
-    place: str
+    place: str = field(compare=False)
 
 
 class _Tally:
@@ -139,19 +139,20 @@ class _Tally:
 
     def one_step(self, receipts: list[tuple[Receipt, str]]) -> None:
         """All receipts of one stage in one step."""
-        said: dict[tuple[int, int, Kind, PeerId], list[_Attested]] = {}  # (index, generation, kind, signer)
+        said: dict[tuple[int, int, Kind, PeerId], list[_Story]] = {}  # (index, generation, kind, signer)
         for receipt, place in receipts:
             for index, tokens, size_bytes, microseconds in receipt.rows():
                 stories = said.setdefault((index, receipt.generation, receipt.kind, receipt.signer), [])
-                if all((s.worker, s.tokens, s.size_bytes, s.microseconds) != (receipt.worker, tokens, size_bytes, microseconds) for s in stories):
-                    stories.append(_Attested(receipt.worker, tokens, size_bytes, microseconds, place))
+                story = _Story(receipt.worker, tokens, size_bytes, microseconds, place)
+                if story not in stories:
+                    stories.append(story)
         stage, step = receipts[0][0].stage, receipts[0][0].step
         attested: dict[int, dict[tuple[int, PeerId], dict[Kind, int]]] = {}  # index -> (generation, worker) -> kind -> bytes
         for (index, generation, kind, signer), stories in sorted(said.items()):
             if len(stories) > 1:
                 self.row(signer).contradictions += 1
-                what = f"{signer.short} says {len(stories)} things of the {kind.name.lower()} of microbatch {index}, step {step}, stage {stage}"
-                self.find("two stories", signer, what, (s.place for s in stories))
+                what = f"{kind.name.lower()} of microbatch {index}, step {step}, stage {stage}"
+                self.find("two stories", signer, f"{signer.short} says {len(stories)} things of the {what}", (s.place for s in stories))
                 continue
             kinds = attested.setdefault(index, {}).setdefault((generation, stories[0].worker), {})
             kinds[kind] = max(kinds.get(kind, 0), stories[0].size_bytes)

@@ -257,10 +257,11 @@ class ReceiptBook:
         groups: dict[tuple[PeerId, Kind, int], list[Work]] = {}
         for (kind, stage, _), work in entries.items():
             groups.setdefault((work.worker, kind, stage), []).append(work)
-        return tuple(
-            Sealed(worker, generation, step, self._seal(ReceiptBody(generation, worker.raw, stage, step, kind, pack_entries(works)), now_unix))
-            for (worker, kind, stage), works in sorted(groups.items())
-        )
+        sealed = []
+        for (worker, kind, stage), works in sorted(groups.items()):
+            body = ReceiptBody(generation, worker.raw, stage, step, kind, pack_entries(works))
+            sealed.append(Sealed(worker, generation, step, self._seal(body, now_unix)))
+        return tuple(sealed)
 
     def aborted(self, generation: int) -> int:
         """The generation is over: what was not applied is attested by nobody.  Returns how many entries were dropped."""

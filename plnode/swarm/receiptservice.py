@@ -32,6 +32,7 @@ import hashlib
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from random import Random
@@ -254,7 +255,8 @@ class ReceiptService:
                     await self._news.wait()
         finally:
             if (sync := self._log.unsynced()) is not None:
-                self._run_sync(sync)
+                with suppress(OSError):  # the next start finds out what is there
+                    sync()
 
     # -- the signer
 
@@ -340,13 +342,11 @@ class ReceiptService:
         while True:
             await trio.sleep(SYNC_S)
             if (sync := self._log.unsynced()) is not None:
-                await trio.to_thread.run_sync(self._run_sync, sync)
-
-    def _run_sync(self, sync: Callable[[], None]) -> None:
-        try:
-            sync()
-        except OSError as refused:
-            self._tell_once("disk", None, f"receipts may not be on the disk: {refused}")
+                try:
+                    with trio.CancelScope(shield=True):  # it holds a descriptor, and what it does cannot be broken off
+                        await trio.to_thread.run_sync(sync)
+                except OSError as refused:
+                    self._tell_once("disk", None, f"receipts may not be on the disk: {refused}")
 
     def _tell_once(self, about: str, peer: PeerId | None, text: str) -> None:
         """Once a generation: who sends nonsense for ever must not fill the log of events."""
