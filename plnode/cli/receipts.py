@@ -145,7 +145,7 @@ def _report(checked: Checked, table: Table | None) -> list[str]:
         rest = (row.one_sided, row.superseded, row.disputed, row.attested, row.contradictions)
         figures = (str(row.microbatches), quantity(row.tokens.total()), quantity(row.flops), by_stage)
         rows.append((str(peer), *figures, *map(str, rest)))
-    return [*lines, *_aligned(rows), f"{quantity(table.flops)}FLOPs in all"]
+    return [*lines, *_aligned(rows), f"{quantity(table.flops, 'FLOPs')} in all"]
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
@@ -158,9 +158,13 @@ def _document(checked: Checked, table: Table | None, signed: SignedManifest | No
     points = None
     if table is not None and signed is not None:
         nodes = [
-            {"peer_id": str(peer), **dataclasses.asdict(row), "tokens": {str(s): n for s, n in sorted(row.tokens.items())}}
+            {
+                "peer_id": str(peer), "microbatches": row.microbatches, "flops": row.flops, "bytes": row.size_bytes,
+                "tokens": {str(stage): tokens for stage, tokens in sorted(row.tokens.items())}, "one_sided": row.one_sided,
+                "superseded": row.superseded, "disputed": row.disputed, "attested": row.attested, "contradictions": row.contradictions,
+            }
             for peer, row in table.rows.items()
-        ]
+        ]  # fmt: skip
         findings = [{**dataclasses.asdict(f), "culprit": str(f.culprit) if f.culprit else None} for f in table.findings]
         points = {
             "run_id": signed.run_id.hex(), "flops": table.flops, "nodes": nodes, "findings": findings, "finding_counts": dict(table.counts)
