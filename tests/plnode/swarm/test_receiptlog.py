@@ -10,6 +10,7 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import given, settings
@@ -43,7 +44,7 @@ def envelopes(folder: Path) -> list[bytes]:
 def test_golden_bytes(tmp_path: Path) -> None:
     path = written(tmp_path, [b"receipt"])
     assert path.name == "receipts-00000001.log"
-    assert path.read_bytes() == b"plw-receipts/1\n\x00" + bytes.fromhex("00000007 0efd8bc0") + b"receipt"
+    assert path.read_bytes() == b"plw-receipts/1\n\x00" + bytes.fromhex("00000007 afb7d1ce") + b"receipt"
     assert read(path) == [Frame(16, b"receipt")]
 
 
@@ -91,7 +92,7 @@ def test_a_crash_anywhere_costs_the_unfinished_frame_only(tmp_path: Path) -> Non
     ends = [len(MAGIC)]
     for envelope in ENVELOPES:
         ends.append(ends[-1] + 8 + len(envelope))
-    for size in [*range(len(MAGIC) + 25), *range(ends[1] - 2, ends[1] + 12), *range(ends[3] - 3, len(whole) + 1)]:
+    for size in sorted({*range(len(MAGIC) + 25), *range(ends[1] - 2, ends[1] + 12), *range(ends[3] - 3, len(whole) + 1)}):
         folder = tmp_path / str(size)
         folder.mkdir()
         (folder / "receipts-00000001.log").write_bytes(whole[:size])
@@ -233,18 +234,19 @@ def test_a_full_disk_leaves_no_half_frame(tmp_path: Path, monkeypatch: pytest.Mo
     log = ReceiptLog(tmp_path)
     honest, writes = os.write, 0
 
+    def refuse() -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     def write(fd: int, data: bytes | memoryview) -> int:
         nonlocal writes
         writes += 1
-        if writes % 2:
-            return honest(fd, data[:5])
-        raise OSError(errno.ENOSPC, "No space left on device")
+        return honest(fd, data[:5]) if writes % 2 else refuse()
 
     with monkeypatch.context() as patch:
         patch.setattr(receiptlog.os, "write", write)
         with pytest.raises(OSError, match="No space"):
             log.append(b"lost")
-        patch.setattr(receiptlog.os, "ftruncate", lambda fd, size: write(fd, b""))
+        patch.setattr(receiptlog.os, "ftruncate", lambda fd, size: refuse())
         writes = 0
         with pytest.raises(OSError, match="No space"):
             log.append(b"lost, and its half stays")
