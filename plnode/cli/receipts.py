@@ -127,8 +127,9 @@ def _report(checked: Checked, table: Table | None) -> list[str]:
     for file in checked.files:
         extra = "".join(f", {count} {what}" for count, what in ((file.copies, "read before"), (file.foreign, "of other runs")) if count)
         lines.append(f"{file.path}: {file.envelopes} envelopes, {file.good} in order{extra}")
-    lines += [f"{p.file}: offset {p.offset}: {p.kind}: {p.what}" for p in checked.problems[:_SHOWN]]
-    if (more := checked.counts.total() - _SHOWN) > 0:
+    problems = checked.problems[:_SHOWN]
+    lines += [f"{p.file}: offset {p.offset}: {p.kind}: {p.what}" for p in problems]
+    if more := checked.counts.total() - len(problems):
         lines.append(f"... and {more} more (--json)")
     entries = sum(len(receipt) for receipt, _ in checked.receipts)
     lines.append(f"{len(checked.receipts)} receipts in order, {entries} attested microbatches")
@@ -136,8 +137,9 @@ def _report(checked: Checked, table: Table | None) -> list[str]:
         runs = sorted({receipt.run.hex() for receipt, _ in checked.receipts})
         lines += [f"run {run}" for run in runs]
         return [*lines, "points need the run file (--manifest)"]
-    lines += [f"{f.kind}: {f.what}" + (f" ({', '.join(f.places)})" if f.places else "") for f in table.findings[:_SHOWN]]
-    if (more := sum(table.counts.values()) - _SHOWN) > 0:
+    findings = table.findings[:_SHOWN]
+    lines += [f"{f.kind}: {f.what}" + (f" ({', '.join(f.places)})" if f.places else "") for f in findings]
+    if more := sum(table.counts.values()) - len(findings):
         lines.append(f"... and {more} more (--json)")
     rows: list[tuple[str, ...]] = [_POINTS]
     for peer, row in table.rows.items():

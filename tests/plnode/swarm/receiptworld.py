@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 
 from plnode.swarm.receipts import DOMAIN, Kind, Receipt, ReceiptBody, ReceiptBook, Terms, Work, open_receipt, pack_entries
@@ -35,15 +36,17 @@ def opened(*raws: bytes) -> list[tuple[Receipt, str]]:
 
 
 def honest_step(
-    groups: list[list[Identity]], random: Random, *, step: int = 5, generation: int = 1, microbatches: int = 4, run: bytes = RUN
-) -> tuple[list[bytes], dict[tuple[int, int], PeerId]]:
+    groups: list[list[Identity]], random: Random, *, step: int = 5, generation: int = 1, microbatches: int = 4, tokens: int = 128,
+    run: bytes = RUN,
+) -> tuple[list[bytes], dict[tuple[int, int], PeerId]]:  # fmt: skip
     """All receipts of one step whose microbatches took random routes, and who did what: (index, stage) -> worker."""
     books = {person.peer_id: ReceiptBook(person, run, SequenceClock(None)) for group in groups for person in group}
     did = {}
     for index in range(microbatches):
         route = [random.choice(group).peer_id for group in groups]
-        for stage, (before, after) in enumerate(zip(route, route[1:], strict=False)):
-            assert books[after].worked(work(before, stage=stage, step=step, index=index), generation)
-            assert books[before].worked(work(after, stage=stage + 1, step=step, index=index, kind=Kind.BACKWARD), generation)
+        for stage, (before, after) in enumerate(pairwise(route)):
+            values = {"step": step, "index": index, "tokens": tokens}
+            assert books[after].worked(work(before, stage=stage, **values), generation)
+            assert books[before].worked(work(after, stage=stage + 1, kind=Kind.BACKWARD, **values), generation)
         did |= {(index, stage): worker for stage, worker in enumerate(route)}
     return [sealed.raw for book in books.values() for sealed in book.applied(step, generation, 1000.0)], did
