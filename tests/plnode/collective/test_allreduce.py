@@ -1,0 +1,416 @@
+"""The all-reduce: sums to the bit, shares, lossy wires, robust pooling, hostile members, and what failed rounds leave behind."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+from plnode.collective import shares
+from plnode.collective.allreduce import Reducer, Spoilt
+from plnode.collective.exchange import CONTRIBUTION, REPORT, RESULT, Exchange
+from plnode.collective.feedback import Feedback
+from plnode.collective.messages import REDUCE
+from plnode.pipeline.microbatch import era
+from tests.plnode.collective.reducing import gradients, group, in_rank_order
+from wire.errors import WireError
+from wire.tensor import DType
+
+Clock = trio.testing.MockClock
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many pieces in a short vector."""
+    monkeypatch.setattr(shares, "PIECE_BYTES", 4096)
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            yield from leaves(one)
+    else:
+        yield error
+
+
+async def accused(round_: Callable[[], Any]) -> set[Any]:
+    """Whom the members name in a round that fails."""
+    with pytest.raises(ExceptionGroup) as failed:
+        await round_()
+    return {error.member for error in leaves(failed.value) if isinstance(error, Spoilt)}
+
+
+# -- sums -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("members", [1, 2, 3, 5])
+@pytest.mark.parametrize("dtype", [DType.fp32, DType.fp64])
+async def test_all_ranks_end_with_the_sum_in_rank_order(autojump_clock: Clock, members: int, dtype: DType) -> None:
+    async with group(members) as swarm:
+        swarm.make(20_011, dtype=dtype)
+        for step in range(2):
+            vectors = gradients(members, 20_011, step, dtype.numpy)
+            wanted = in_rank_order(vectors)
+            pooled = await swarm.reduce(vectors, step)
+            assert all(np.array_equal(vector, wanted) for vector in vectors)
+            assert {p.weights for p in pooled} == {(1 / members,) * members}
+            assert {p.outliers for p in pooled} == {()}
+        assert not any(r.open for r in swarm.reducers)
+
+
+async def test_shares_follow_the_weights_and_clients_need_no_connection_to_each_other(autojump_clock: Clock) -> None:
+    async with group(4, apart=[(1, 3)]) as swarm:
+        with pytest.raises(LookupError):
+            swarm.make(40_000)
+        swarm.reducers.clear()
+    async with group(4, apart=[(1, 3)]) as swarm:
+        swarm.make(40_000, weights=[3e6, 0, 1e6, 0], pooling="huber")
+        vectors = gradients(4, 40_000)
+        vectors = [v + np.float32(3) for v in vectors]
+        await swarm.reduce(vectors)
+        assert all(np.array_equal(vector, vectors[0]) for vector in vectors)
+        sent = [r.bytes_sent for r in swarm.reducers]
+        report = 5 * 4 * 8
+        assert sent == [10_000 * 4 + 3 * (30_000 * 4 + report), 160_000, 30_000 * 4 + 3 * (10_000 * 4 + report), 160_000]
+
+
+async def test_a_sum_that_overflows_accuses_nobody_a_contribution_that_is_not_finite_does(autojump_clock: Clock) -> None:
+    async with group(3) as swarm:
+        swarm.make(6000)
+        vectors = [np.full(6000, 3e38 if rank != 1 else -3e38, np.float32) for rank in range(3)]
+        await swarm.reduce(vectors)
+        assert all(np.array_equal(v, np.full(6000, 3e38, np.float32)) for v in vectors), "3e38 - 3e38 + 3e38, in rank order"
+        vectors = [np.full(6000, 3e38, np.float32) for _ in range(3)]
+        await swarm.reduce(vectors, 1)
+        assert all(np.isinf(v).all() for v in vectors)
+
+
+@pytest.mark.parametrize("wire", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("element", [0, 2500, 5999])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+async def test_a_contribution_that_is_not_finite_is_found_by_whoever_owns_the_share(
+    autojump_clock: Clock, wire: str, element: int, value: float
+) -> None:
+    """Element 2500 is of the member's own share: it names itself."""
+    async with group(3) as swarm:
+        swarm.make(6000, wire=wire)
+        vectors = gradients(3, 6000)
+        vectors[1][element] = value
+        assert await accused(lambda: swarm.reduce(vectors)) == {swarm.ids[1]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"pooling": "median"}, "no pooling"),
+        ({"wire": "fp16"}, "no wire"),
+        ({"weights": [1.0]}, "1 weights"),
+        ({"weights": [0.0, 0.0]}, "cannot share"),
+        ({"feedback": Feedback(3), "wire": "int8"}, "debt of 3"),
+    ],
+)
+async def test_settings_that_cannot_be_are_refused(autojump_clock: Clock, settings: dict[str, Any], complaint: str) -> None:
+    async with group(2) as swarm:
+        with pytest.raises(ValueError, match=complaint):
+            swarm.make(10, **settings)
+        swarm.reducers.clear()
+
+
+async def test_vectors_and_counts_that_do_not_fit_are_refused(autojump_clock: Clock) -> None:
+    async with group(1) as swarm:
+        swarm.make(10)
+        for vector in (np.zeros(10), np.zeros(9, np.float32), np.zeros((10, 1), np.float32)):
+            with pytest.raises(ValueError, match="reduces 10 elements"):
+                await swarm.reducers[0].reduce(vector, 0)
+        with pytest.raises(ValueError, match="counts"):
+            await swarm.reducers[0].reduce(np.zeros(10, np.float32), 0, counts=[1, 2])
+
+
+# -- lossy wires --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("wire", "share"), [("bf16", 0.5), ("int8", 0.266)])
+async def test_what_a_lossy_wire_takes_is_given_back_in_later_rounds(autojump_clock: Clock, wire: str, share: float) -> None:
+    """Whatever the number of rounds, the sum of what was applied is off the true sum by one round's quanta, which is what is owed."""
+    members, elements, rounds = 3, 5000, 25
+    true, applied = np.zeros(elements), np.zeros(elements)
+    async with group(members) as swarm:
+        swarm.make(elements, wire=wire)
+        constant = gradients(members, elements)  # the same error each round, without feedback
+        for step in range(rounds):
+            vectors = [v.copy() for v in constant]
+            true += np.sum(vectors, axis=0, dtype=np.float64)
+            await swarm.reduce(vectors, step)
+            assert all(np.array_equal(v, vectors[0]) for v in vectors), "equal bits everywhere"
+            applied += vectors[0]
+            if step == 0:
+                once = np.abs(true - applied)
+        owed = np.sum([r.feedback.owed for r in swarm.reducers if r.feedback], axis=0, dtype=np.float64)
+        assert true - applied == pytest.approx(owed, abs=1e-3 * rounds * 1e-2)
+        # At most one quantum of each of the values that were encoded: 2**-8 of bf16, of int8 half of max|block| / 127 .
+        quantum = sum(np.abs(c) for c in [*constant, true / rounds]) * 2.0**-8 if wire == "bf16" else _int8_quanta([*constant, true / rounds])
+        assert (np.abs(true - applied) <= 1.1 * quantum + 1e-6).all()
+        assert once.max() > 0 and np.abs(true - applied).mean() < 3 * once.mean(), "control: errors do not add up over rounds"
+        plain = 4 * elements * (members - 1) * 2 / members
+        assert swarm.reducers[0].bytes_sent / rounds == pytest.approx(share * plain, rel=0.02)
+
+
+def _int8_quanta(values: list[Any]) -> Any:
+    """Generous: blocks lie within pieces, so a block's maximum is at most that of the 64 elements on either side."""
+    total = np.zeros(len(values[0]))
+    for value in values:
+        padded = np.pad(np.abs(value), 63)
+        total += np.lib.stride_tricks.sliding_window_view(padded, 127).max(axis=1) / 127
+    return total
+
+
+async def test_a_failed_round_neither_loses_nor_doubles_what_is_owed(autojump_clock: Clock) -> None:
+    """A swarm with failed attempts in between ends with the very bits of one without."""
+
+    async def run(fails: bool) -> tuple[Any, list[Any]]:
+        debts = [Feedback(5000) for _ in range(3)]
+        applied = np.zeros(5000, np.float32)
+        async with group(3) as swarm:
+            swarm.make(5000, wire="int8", own=[{"feedback": debt} for debt in debts])
+            for step in range(6):
+                attempt = 0
+                if fails and step % 2:
+                    with trio.move_on_after(0.5 if step == 1 else 0.002):  # one member is missing, or all break off in the middle
+                        await swarm.reduce(gradients(3, 5000, step), step, only=[0, 1] if step == 1 else None)
+                    attempt = 1
+                if fails and step == 4:  # succeeded at all members, yet thrown away
+                    await swarm.reduce(gradients(3, 5000, step), step)
+                    attempt = 1
+                vectors = gradients(3, 5000, step)
+                await swarm.reduce(vectors, step, attempt=attempt)
+                applied += vectors[0]
+        return applied, [debt.owed for debt in debts]
+
+    (applied, owed), (without, owed_without) = await run(True), await run(False)
+    assert np.array_equal(applied, without)
+    assert all(np.array_equal(a, b) for a, b in zip(owed, owed_without, strict=True))
+    assert any(debt.any() for debt in owed)
+
+
+# -- rounds that fail ------------------------------------------------------------------------------------------------------------------
+
+
+async def test_hundreds_of_failed_rounds_leave_nothing(autojump_clock: Clock) -> None:
+    """Cancelled early, in the middle or with a member missing; then a round of the same step works."""
+    async with group(3) as swarm:
+        swarm.make(6000)
+        measured: list[int] = []
+        sizes: list[int] = []
+        tracemalloc.start()
+        try:
+            for attempt in range(240):
+                with trio.move_on_after((0.0, 0.001, 0.02, 0.3)[attempt % 4]):
+                    await swarm.reduce(gradients(3, 6000), 3, attempt=attempt, only=[0, 2] if attempt % 4 == 3 else None)
+                await swarm.settled()
+                assert [r.open for r in swarm.reducers] == [0, 0, 0], attempt
+                if attempt in (119, 239):
+                    gc.collect()
+                    measured.append(trio.lowlevel.current_statistics().tasks_living)
+                    sizes.append(tracemalloc.get_traced_memory()[0])
+        finally:
+            tracemalloc.stop()
+        assert measured[1] <= measured[0], measured
+        assert sizes[1] - sizes[0] < 120 * 2048, sizes  # keys of what was delivered are remembered, pieces of 4 KiB are not
+        vectors = gradients(3, 6000)
+        wanted = in_rank_order(vectors)
+        await swarm.reduce(vectors, 3, attempt=240)
+        assert all(np.array_equal(v, wanted) for v in vectors)
+
+
+async def test_a_piece_of_an_earlier_attempt_is_never_taken_for_one_of_this(autojump_clock: Clock) -> None:
+    """Rank 1 gives up attempt 0 late; rank 0 is in attempt 1 by then."""
+    async with group(2) as swarm:
+        swarm.make(6000)
+        stale = [np.full(6000, 1000.0, np.float32) for _ in range(2)]
+        fresh = gradients(2, 6000)
+        wanted = in_rank_order(fresh)
+        with trio.move_on_after(0.05):
+            await swarm.reduce(stale, only=[0])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(swarm.reducers[0].reduce, fresh[0], 0, )  # noqa: COM819
+            nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: swarm.reducers[0].reduce(fresh[0], 0, attempt=1))
+            with trio.move_on_after(1):
+                await swarm.reducers[1].reduce(stale[1], 0)
+            nursery.start_soon(lambda: swarm.reducers[1].reduce(fresh[1], 0, attempt=1))
+        assert all(np.array_equal(v, wanted) for v in fresh)
+
+
+async def test_a_member_that_gives_up_in_the_middle_ends_the_round_at_once(autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with group(2) as swarm:
+        swarm.make(200_000)
+        vectors = gradients(2, 200_000)
+        with pytest.raises(ExceptionGroup) as failed:
+            async with trio.open_nursery() as nursery:
+
+                async def quits() -> None:
+                    with trio.CancelScope() as scope:
+                        counted = swarm.reducers[1]._lines[0].mailbox._alive
+
+                        def third() -> None:
+                            counted()
+                            scope.cancel()
+
+                        swarm.reducers[1]._lines[0].mailbox._alive = third
+                        await swarm.reducers[1].reduce(vectors[1], 0)
+
+                nursery.start_soon(quits)
+                nursery.start_soon(swarm.reducers[0].reduce, vectors[0], 0)
+        assert all(isinstance(error, WireError) and "gave the all-reduce up" in str(error) for error in leaves(failed.value))
+        await swarm.settled()
+        assert [r.open for r in swarm.reducers] == [0, 0]
+
+
+async def test_two_rounds_at_once_are_the_callers_mistake(autojump_clock: Clock) -> None:
+    async with group(2) as swarm:
+        swarm.make(100)
+        with pytest.raises(ExceptionGroup) as failed:
+            async with trio.open_nursery() as nursery:
+                for step in range(2):
+                    nursery.start_soon(swarm.reducers[0].reduce, np.zeros(100, np.float32), step)
+        assert [type(error) for error in leaves(failed.value)] == [trio.BusyResourceError]
+        await swarm.reduce(gradients(2, 100), 5)
+
+
+# -- robust pooling ----------------------------------------------------------------------------------------------------------------------
+
+
+def updates(counts: list[int], elements: int, seed: int = 0) -> tuple[list[Any], Any]:
+    """(sums over counts microbatches, their true expectation a microbatch)."""
+    rng = np.random.default_rng(seed)
+    truth = rng.standard_normal(elements) / np.sqrt(elements)
+    sums = [c * truth + np.sqrt(c) * rng.standard_normal(elements) / np.sqrt(elements) for c in counts]
+    return [s.astype(np.float32) for s in sums], truth
+
+
+POOLINGS = ["mean", "huber", "pseudo-huber", "welsch", "truncated", "coordinate-huber", "coordinate-welsch"]
+
+
+@pytest.mark.parametrize("wire", ["fp32", "int8"])
+@pytest.mark.parametrize("pooling", POOLINGS)
+async def test_one_byzantine_of_five_is_bounded_but_not_by_the_mean(autojump_clock: Clock, pooling: str, wire: str) -> None:
+    counts = [4, 2, 4, 3, 4]
+    sums, truth = updates(counts, 6000)
+    sums[2] *= -10
+    honest = np.linalg.norm(sum(s for i, s in enumerate(sums) if i != 2) / 13 - truth)
+    async with group(5) as swarm:
+        swarm.make(6000, pooling=pooling, wire=wire)
+        pooled = await swarm.reduce(sums, counts=counts)
+        assert all(np.array_equal(s, sums[0]) for s in sums)
+        assert len(set(pooled)) == 1, "the same weights, to the bit"
+        off = np.linalg.norm(sums[0] / sum(counts) - truth)
+        if pooling == "mean":
+            assert off > 2, "control"
+            assert pooled[0].weights == pytest.approx([c / 17 for c in counts])
+            return
+        assert off <= (2.2 if "huber" in pooling else 1.25) * honest + (0.05 if wire == "int8" else 0), (off, honest)
+        assert pooled[0].outliers == (swarm.ids[2],)
+        assert sum(pooled[0].weights) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS[1:])
+async def test_with_nobody_at_fault_the_result_is_close_to_the_sum(autojump_clock: Clock, pooling: str) -> None:
+    counts = [1, 8, 4, 0, 3]
+    sums, truth = updates(counts, 6000)
+    mean = in_rank_order(sums) / 16
+    async with group(5) as swarm:
+        swarm.make(6000, pooling=pooling, weights=[1, 2, 0, 1, 0])
+        pooled = await swarm.reduce(sums, counts=counts)
+        assert all(np.array_equal(s, sums[0]) for s in sums)
+        assert np.linalg.norm(sums[0] / 16 - truth) <= 1.15 * np.linalg.norm(mean - truth)
+        assert pooled[0].outliers == () and pooled[0].weights[3] == 0
+
+
+async def test_fp64_is_pooled_in_fp64(autojump_clock: Clock) -> None:
+    async with group(3) as swarm:
+        swarm.make(3000, dtype=DType.fp64, pooling="welsch")
+        vectors = [np.full(3000, 1 + 1e-12 * rank) + 1e-13 * np.random.default_rng(rank).standard_normal(3000) for rank in range(3)]
+        weights = (await swarm.reduce(vectors))[0].weights
+        assert abs(vectors[0].mean() / 3 - 1 - 1e-12) < 2e-12 and sum(weights) == pytest.approx(1)
+
+
+# -- hostile members -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", ["norm", "pairs", "nan", "weights"])
+async def test_an_owner_that_lies_about_inner_products_is_named(autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
+    honest = Exchange._report
+
+    async def lie(self: Exchange, returns: trio.Nursery) -> None:
+        if self._terms.rank == 1:
+            where, value = {"norm": ((0, 0), 2.0), "pairs": ((0, 2), 1e9), "nan": ((2, 2), np.nan), "weights": ((-1, 0), 1e9)}[which]
+            self._own_report[where] = self._own_report[where] * value if which == "norm" else value
+        await honest(self, returns)
+
+    monkeypatch.setattr(Exchange, "_report", lie)
+    async with group(3) as swarm:
+        swarm.make(3000, pooling="huber")
+        assert await accused(lambda: swarm.reduce(gradients(3, 3000))) == {swarm.ids[1]}
+
+
+@pytest.mark.parametrize(
+    ("phase", "shape", "dtype", "codec"),
+    [
+        (CONTRIBUTION, (1023,), DType.fp32, 0),
+        (CONTRIBUTION, (1024,), DType.fp32, 1),
+        (CONTRIBUTION, (512,), DType.fp64, 0),
+        (RESULT, (1,), DType.fp32, 0),
+        (REPORT, (4, 4), DType.fp64, 0),
+    ],
+)
+async def test_a_piece_that_does_not_fit_is_refused_and_its_sender_named(
+    autojump_clock: Clock, phase: int, shape: tuple[int, ...], dtype: DType, codec: int
+) -> None:
+    async with group(2) as swarm:
+        reducer = Reducer(swarm.nets[0], 1, swarm.ids, DType.fp32, 4096, lambda: None, pooling="huber")
+        peer = swarm.nets[1].peer(swarm.ids[0])
+        assert peer is not None
+        sender = peer.sender(REDUCE, (1).to_bytes(4, "big"))
+        number = {CONTRIBUTION: 0, RESULT: 2, REPORT: 0}[phase]
+        size = {1: 2}.get(codec, dtype.itemsize) * int(np.prod(shape))
+
+        async def hostile() -> None:
+            with pytest.raises(WireError):
+                await sender.send(
+                    (era(1, 0), 0, phase, number, 1), memoryview(bytearray(size)), dtype=dtype, shape=shape, codec=codec
+                )
+
+        async def round_() -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(hostile)
+                await reducer.reduce(np.zeros(4096, np.float32), 0)
+
+        assert await accused(round_) == {swarm.ids[1]}
+        assert reducer.open == 0
+        reducer.close()
+
+
+async def test_what_nobody_expects_finds_no_slot(autojump_clock: Clock) -> None:
+    """Pieces of another attempt, phase, number or sender wait at their sender for ever."""
+    async with group(2) as swarm:
+        swarm.make(4096)
+        sender = swarm.reducers[1]._lines[0].sender
+        vectors = gradients(2, 4096)
+        wanted = in_rank_order(vectors)
+        async with trio.open_nursery() as nursery:
+            for key in [(era(1, 0), 1, 0, 0, 1), (era(1, 0), 0, 0, 2, 1), (era(1, 0), 0, 0, 0, 0), (era(1, 0), 0, 2, 0, 1), (era(2, 0), 0, 0, 0, 1)]:
+                junk = memoryview(bytearray(4096))
+                nursery.start_soon(lambda key=key, junk=junk: sender.send(key, junk, dtype=DType.fp32, shape=(1024,)))
+            await swarm.reduce(vectors)
+            assert sender.pending == 5
+            nursery.cancel_scope.cancel()
+        assert all(np.array_equal(v, wanted) for v in vectors)
+
+
