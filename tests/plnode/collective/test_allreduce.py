@@ -152,9 +152,12 @@ async def test_what_a_lossy_wire_takes_is_given_back_in_later_rounds(autojump_cl
             if step == 0:
                 once = np.abs(true - applied)
         owed = np.sum([r.feedback.owed for r in swarm.reducers if r.feedback], axis=0, dtype=np.float64)
-        assert true - applied == pytest.approx(owed, abs=1e-3 * rounds * 1e-2)
+        # Sums are made in fp32: a few roundings a round, each relative to the element (elements differ by orders of magnitude).
+        rounding = 4 * rounds * sum(np.abs(c) for c in constant) * 2.0**-24
+        assert (np.abs(true - applied - owed) <= 1e-6 + rounding).all()
         # At most one quantum of each of the values that were encoded: 2**-8 of bf16, of int8 half of max|block| / 127 .
-        quantum = sum(np.abs(c) for c in [*constant, true / rounds]) * 2.0**-8 if wire == "bf16" else _int8_quanta([*constant, true / rounds])
+        encoded = [*constant, true / rounds]
+        quantum = sum(np.abs(c) for c in encoded) * 2.0**-8 if wire == "bf16" else _int8_quanta(encoded)
         assert (np.abs(true - applied) <= 1.1 * quantum + 1e-6).all()
         assert once.max() > 0 and np.abs(true - applied).mean() < 3 * once.mean(), "control: errors do not add up over rounds"
         plain = 4 * elements * (members - 1) * 2 / members
@@ -238,7 +241,7 @@ async def test_a_piece_of_an_earlier_attempt_is_never_taken_for_one_of_this(auto
         with trio.move_on_after(0.05):
             await swarm.reduce(stale, only=[0])
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(swarm.reducers[0].reduce, fresh[0], 0, )  # noqa: COM819
+            nursery.start_soon(swarm.reducers[0].reduce, fresh[0], 0)
             nursery.cancel_scope.cancel()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: swarm.reducers[0].reduce(fresh[0], 0, attempt=1))
@@ -405,7 +408,8 @@ async def test_what_nobody_expects_finds_no_slot(autojump_clock: Clock) -> None:
         vectors = gradients(2, 4096)
         wanted = in_rank_order(vectors)
         async with trio.open_nursery() as nursery:
-            for key in [(era(1, 0), 1, 0, 0, 1), (era(1, 0), 0, 0, 2, 1), (era(1, 0), 0, 0, 0, 0), (era(1, 0), 0, 2, 0, 1), (era(2, 0), 0, 0, 0, 1)]:
+            past, now = era(1, 0), era(2, 0)
+            for key in [(past, 1, 0, 0, 1), (past, 0, 0, 2, 1), (past, 0, 0, 0, 0), (past, 0, 2, 0, 1), (now, 0, 0, 0, 1)]:
                 junk = memoryview(bytearray(4096))
                 nursery.start_soon(lambda key=key, junk=junk: sender.send(key, junk, dtype=DType.fp32, shape=(1024,)))
             await swarm.reduce(vectors)
