@@ -13,13 +13,10 @@ import trio
 import trio.testing
 
 from plnode.collective import shares
-from plnode.collective.allreduce import Reducer, Spoilt
-from plnode.collective.exchange import CONTRIBUTION, REPORT, RESULT, Exchange
+from plnode.collective.allreduce import Spoilt
+from plnode.collective.exchange import Exchange
 from plnode.collective.feedback import Feedback
-from plnode.collective.messages import REDUCE
-from plnode.pipeline.microbatch import era
 from tests.plnode.collective.reducing import gradients, group, in_rank_order
-from wire.errors import WireError
 from wire.tensor import DType
 
 Clock = trio.testing.MockClock
@@ -251,31 +248,6 @@ async def test_a_piece_of_an_earlier_attempt_is_never_taken_for_one_of_this(auto
         assert all(np.array_equal(v, wanted) for v in fresh)
 
 
-async def test_a_member_that_gives_up_in_the_middle_ends_the_round_at_once(autojump_clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with group(2) as swarm:
-        swarm.make(200_000)
-        vectors = gradients(2, 200_000)
-        with pytest.raises(ExceptionGroup) as failed:
-            async with trio.open_nursery() as nursery:
-
-                async def quits() -> None:
-                    with trio.CancelScope() as scope:
-                        counted = swarm.reducers[1]._lines[0].mailbox._alive
-
-                        def third() -> None:
-                            counted()
-                            scope.cancel()
-
-                        swarm.reducers[1]._lines[0].mailbox._alive = third
-                        await swarm.reducers[1].reduce(vectors[1], 0)
-
-                nursery.start_soon(quits)
-                nursery.start_soon(swarm.reducers[0].reduce, vectors[0], 0)
-        assert all(isinstance(error, WireError) and "gave the all-reduce up" in str(error) for error in leaves(failed.value))
-        await swarm.settled()
-        assert [r.open for r in swarm.reducers] == [0, 0]
-
-
 async def test_two_rounds_at_once_are_the_callers_mistake(autojump_clock: Clock) -> None:
     async with group(2) as swarm:
         swarm.make(100)
@@ -361,60 +333,3 @@ async def test_an_owner_that_lies_about_inner_products_is_named(autojump_clock: 
     async with group(3) as swarm:
         swarm.make(3000, pooling="huber")
         assert await accused(lambda: swarm.reduce(gradients(3, 3000))) == {swarm.ids[1]}
-
-
-@pytest.mark.parametrize(
-    ("phase", "shape", "dtype", "codec"),
-    [
-        (CONTRIBUTION, (1023,), DType.fp32, 0),
-        (CONTRIBUTION, (1024,), DType.fp32, 1),
-        (CONTRIBUTION, (512,), DType.fp64, 0),
-        (RESULT, (1,), DType.fp32, 0),
-        (REPORT, (4, 4), DType.fp64, 0),
-    ],
-)
-async def test_a_piece_that_does_not_fit_is_refused_and_its_sender_named(
-    autojump_clock: Clock, phase: int, shape: tuple[int, ...], dtype: DType, codec: int
-) -> None:
-    async with group(2) as swarm:
-        reducer = Reducer(swarm.nets[0], 1, swarm.ids, DType.fp32, 4096, lambda: None, pooling="huber")
-        peer = swarm.nets[1].peer(swarm.ids[0])
-        assert peer is not None
-        sender = peer.sender(REDUCE, (1).to_bytes(4, "big"))
-        number = {CONTRIBUTION: 0, RESULT: 2, REPORT: 0}[phase]
-        size = {1: 2}.get(codec, dtype.itemsize) * int(np.prod(shape))
-
-        async def hostile() -> None:
-            with pytest.raises(WireError):
-                await sender.send(
-                    (era(1, 0), 0, phase, number, 1), memoryview(bytearray(size)), dtype=dtype, shape=shape, codec=codec
-                )
-
-        async def round_() -> None:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(hostile)
-                await reducer.reduce(np.zeros(4096, np.float32), 0)
-
-        assert await accused(round_) == {swarm.ids[1]}
-        assert reducer.open == 0
-        reducer.close()
-
-
-async def test_what_nobody_expects_finds_no_slot(autojump_clock: Clock) -> None:
-    """Pieces of another attempt, phase, number or sender wait at their sender for ever."""
-    async with group(2) as swarm:
-        swarm.make(4096)
-        sender = swarm.reducers[1]._lines[0].sender
-        vectors = gradients(2, 4096)
-        wanted = in_rank_order(vectors)
-        async with trio.open_nursery() as nursery:
-            past, now = era(1, 0), era(2, 0)
-            for key in [(past, 1, 0, 0, 1), (past, 0, 0, 2, 1), (past, 0, 0, 0, 0), (past, 0, 2, 0, 1), (now, 0, 0, 0, 1)]:
-                junk = memoryview(bytearray(4096))
-                nursery.start_soon(lambda key=key, junk=junk: sender.send(key, junk, dtype=DType.fp32, shape=(1024,)))
-            await swarm.reduce(vectors)
-            assert sender.pending == 5
-            nursery.cancel_scope.cancel()
-        assert all(np.array_equal(v, wanted) for v in vectors)
-
-
