@@ -155,7 +155,8 @@ def test_a_signed_body_of_any_bytes_is_read_or_refused(payload: bytes) -> None:
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"stage": 3}, "stage 3"), ({"stage": 3, "kind": Kind.BACKWARD}, "stage 3"), ({"stage": 2}, "stage 2"), ({"step": 10}, "step 10"), ({"indices": [0, 4]}, "microbatch 4"),
+        ({"stage": 3}, "stage 3"), ({"stage": 3, "kind": Kind.BACKWARD}, "stage 3"),
+        ({"stage": 2}, "stage 2"), ({"step": 10}, "step 10"), ({"indices": [0, 4]}, "microbatch 4"),
         ({"tokens": 127}, "127 tokens"), ({}, None), ({"stage": 2, "kind": Kind.BACKWARD}, None), ({"indices": [3], "step": 9}, None),
     ],
 )  # fmt: skip
