@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,9 @@ def show(paths: tuple[Path, ...], as_json: bool) -> None:
 
 
 def _read(paths: tuple[Path, ...], run: bytes | None) -> Checked:
+    from rich.console import Console
+    from rich.progress import Progress
+
     from plnode.swarm.receiptcheck import check_logs, log_files
     from plnode.swarm.receiptlog import NotALog
 
@@ -111,7 +115,11 @@ def _read(paths: tuple[Path, ...], run: bytes | None) -> Checked:
             raise BadInput(f"{path} holds no receipt log", "Name a log file, a folder of them, or a node's data folder.")
         files += [file for file in found if file not in files]
     try:
-        return check_logs(files, run=run)
+        size_bytes = sum(file.stat().st_size for file in files)
+        # A large log takes minutes (0.1 ms a signature): whoever watches is told how far it is.
+        with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+            task = bar.add_task("verifying", total=size_bytes)
+            return check_logs(files, run=run, advanced=lambda more: bar.advance(task, more))
     except NotALog as wrong:
         raise BadInput(str(wrong), "Name a log file, a folder of them, or a node's data folder.") from None
     except OSError as problem:

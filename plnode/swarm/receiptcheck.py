@@ -4,6 +4,8 @@ The files come from people who want points.  So nothing in them is believed by i
 reserve memory (one frame of at most 60 KB is read at a time), and complaints are kept in words up to `MOST_PROBLEMS`; all are counted.
 The same envelope lies in the logs of both neighbours; it is verified once (0.1 ms each) and its second copy is only counted.
 
+Good receipts are kept whole: two to four times the size of the logs in memory, by how many microbatches an envelope has.
+
 What stands here is whether the envelopes are in order, one by one.  Whether they agree with each other is `points.tally`'s.
 """
 
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,10 +78,10 @@ def log_files(path: Path) -> list[Path]:
     return segments(path) or segments(path / FOLDER)
 
 
-def check_logs(paths: Iterable[Path], *, run: bytes | None) -> Checked:
+def check_logs(paths: Iterable[Path], *, run: bytes | None, advanced: Callable[[int], None] = lambda size_bytes: None) -> Checked:
     """Read and verify all files.  `run`: the run they should be of; receipts of others are counted and left out; None: any.
 
-    Raises NotALog (with the path) and OSError.
+    `advanced` hears of each envelope that was dealt with, in bytes.  Raises NotALog (with the path) and OSError.
     """
     checked = Checked()
     seen: set[bytes] = set()
@@ -95,6 +97,7 @@ def check_logs(paths: Iterable[Path], *, run: bytes | None) -> Checked:
                         continue
                     report.envelopes += 1
                     _check(checked, report, item.offset, item.envelope, run, seen)
+                    advanced(len(item.envelope))
             except NotALog as wrong:
                 raise NotALog(f"{path}: {wrong}") from None
     return checked

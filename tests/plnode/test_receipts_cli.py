@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from plnode.cli import main, program
 from plnode.exits import ExitCode, explain
 from plnode.manifest import SignedManifest
-from plnode.plan import plan_run
+from plnode.plan import plan_run, receipt_terms
 from plnode.swarm import receiptcheck
 from plnode.swarm.receiptlog import ReceiptLog
 from plnode.swarm.receipts import Kind
@@ -79,6 +79,8 @@ def test_points_from_the_logs_of_two_nodes(run: SignedManifest, signed_file: Pat
         assert node["flops"] == pytest.approx(sum(tokens * flops[stage] for stage in mine), rel=1e-12)
     assert told["points"]["flops"] == pytest.approx(run.manifest.batch.tokens * sum(flops), rel=1e-12)
     assert told["points"]["run_id"] == run.run_id.hex()
+    terms, manifest = receipt_terms(run.manifest), run.manifest
+    assert (terms.stages, terms.steps, terms.microbatches, terms.tokens) == (2, manifest.steps, manifest.batch.microbatches, tokens)
 
 
 def test_without_the_run_file_only_signatures_are_checked(run: SignedManifest, tmp_path: Path) -> None:

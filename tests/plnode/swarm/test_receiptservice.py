@@ -24,8 +24,8 @@ from plnode.swarm import receiptservice
 from plnode.swarm.points import tally
 from plnode.swarm.receiptcheck import check_logs
 from plnode.swarm.receiptlog import ReceiptLog, segments
-from plnode.swarm.receipts import Kind, Receipt, Sealed, Terms
-from plnode.swarm.receiptservice import KEEP_STEPS, RECEIPTS, Deliver, Outbox, ReceiptService, Taken, Verdict
+from plnode.swarm.receipts import MOST_MICROBATCHES, Kind, Receipt, Sealed, Terms
+from plnode.swarm.receiptservice import RECEIPTS, Deliver, Outbox, ReceiptService, Taken, Verdict
 from plnode.swarm.roster import Roster
 from tests.plnode.swarm.receiptworld import IDS, PEOPLE, raw
 from tests.wire.net.worlds import RUN
@@ -248,7 +248,7 @@ async def test_what_is_not_a_neighbours_to_say_is_refused(autojump_clock: Clock,
             "generation 2": raw(a.identity, b.id, 1, B, [0], step=100, generation=2),
             "step 101": raw(a.identity, b.id, 1, B, [0], step=101),
             "step 99": raw(a.identity, b.id, 1, B, [0], step=99),
-            "microbatch 4": raw(a.identity, b.id, 1, B, [4], step=100),
+            "microbatch 4": raw(a.identity, b.id, 1, B, list(range(MOST_MICROBATCHES)), step=100),
             "127 tokens": raw(a.identity, b.id, 1, B, [0], step=100, tokens=127),
             "of run": raw(a.identity, b.id, 1, B, [0], step=100, run=bytes(32)),
             "not an envelope": b"\x90",
@@ -294,14 +294,15 @@ async def test_late_receipts_of_the_last_generations_are_taken(autojump_clock: C
         assert "step 1" in (await a.deliver(b, raw(a.identity, b.id, 1, B, [0], step=1, generation=3))).reason
 
 
-async def test_memory_of_what_came_is_bounded_by_steps(autojump_clock: Clock, tmp_path: Path) -> None:
+async def test_memory_of_what_came_is_bounded_by_steps(autojump_clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiptservice, "KEEP_STEPS", 8)
     async with row(tmp_path) as r:
         r.begin()
-        for step in range(KEEP_STEPS + 20):
+        for step in range(12):
             r.work(step, range(1))
             r.apply(step)
             await r.settled()
-        assert len(r.nodes[1].service._epochs[1].seen) <= 2 * KEEP_STEPS
+        assert len(r.nodes[1].service._epochs[1].seen) <= 2 * 8
         old = raw(r.nodes[0].identity, r.nodes[1].id, 1, B, [0], step=3)
         assert "step 3" in (await r.nodes[0].deliver(r.nodes[1], old)).reason
 
