@@ -27,6 +27,7 @@ class ExitCode(IntEnum):
     NO_MEMORY = 6
     DIVERGED = 7
     CANNOT_TAKE_PART = 8
+    UNSOUND = 9
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -41,6 +42,7 @@ MEANINGS: dict[int, str] = {
     ExitCode.NO_MEMORY: "The plan does not fit into this machine's memory, or into the container's limit; the message says what would.",
     ExitCode.DIVERGED: "A value of the training is not finite: the data or the manifest's settings are at fault, it would come again.",
     ExitCode.CANNOT_TAKE_PART: "This machine cannot take part with these settings (`plnode doctor`); the last line of its report says why.",
+    ExitCode.UNSOUND: "Receipts are forged, damaged or contradict each other (`plnode receipts verify`); its output says which and where.",
     ExitCode.INTERRUPTED: "SIGINT (Ctrl-C).",
     ExitCode.TERMINATED: "SIGTERM before there was anything to leave, twice, or `plnode demo` was ended; or the goodbyes took too long.",
 }

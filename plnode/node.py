@@ -54,10 +54,12 @@ async def run_node(settings: Settings, signed: SignedManifest, identity: Identit
         recorder.emit(e.Notice(silent_end))
     last_word.begin(limit_bytes=limit)
     recorder.add(last_word)
+    from plnode import deadlines
     from plnode.participant import Participant  # brings torch, which a seed does not need
     from plnode.plan import plan_run
     from plnode.workload.lm import JobError, LanguageModel
 
+    deadlines.check()
     try:
         job = LanguageModel(signed.manifest)
     except JobError as wrong:

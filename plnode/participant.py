@@ -285,14 +285,11 @@ class Participant:
         return max(set.intersection(*held.values()), default=0)
 
     def _work(self) -> Work:
+        manifest, job = self._manifest, self._job
         return Work(
-            stages=self._manifest.stages.count,
-            steps=self._manifest.steps,
-            plan=self._plan,
-            train_ids=self._job.train_ids,
-            heldout_ids=self._job.heldout_ids,
-            tokens_per_microbatch=self._manifest.tokens_per_microbatch,
-        )
+            stages=manifest.stages.count, steps=manifest.steps, plan=self._plan, train_ids=job.train_ids, heldout_ids=job.heldout_ids,
+            tokens_per_microbatch=manifest.tokens_per_microbatch, wire=manifest.collective.wire, pooling=manifest.collective.pooling,
+        )  # fmt: skip
 
     def _plan(self, step: int) -> StepPlan:
         return step_plan(self._manifest, step)
@@ -305,6 +302,9 @@ class Participant:
             self._recorder.emit(e.StepDone(applied.step, applied.loss, tokens, applied.seconds, applied.grad_norm, False))
             if time.monotonic() - self._claimed_at > CLAIM_EVERY_S:
                 self._say(step=applied.step + 1, loss_micronats=micronats(applied.loss), microbatches_per_hour=self._speed())
+        if applied.outliers:
+            names = ", ".join(peer.short for peer in applied.outliers)
+            self._recorder.emit(e.Notice(f"step {applied.step}: the gradient of {names} is far from the others' and counts for less"))
         if applied.heldout is not None:
             self._recorder.emit(e.HeldOut(applied.step, applied.heldout, applied.heldout_tokens))
 
@@ -349,8 +349,7 @@ class Participant:
         # Whether it is fatal is for each node to see itself: nobody can stop others by saying so.
         broken = Broken(f"{peer.peer_id.short} says: {printable(abort.reason)}", culprit, told=True)
         self._aborts.append((abort.generation, peer.peer_id, broken))
-        mine = roster is not None and abort.generation == roster.generation and roster.stage_of(peer.peer_id) is not None
-        if generation is not None and mine:
+        if generation is not None and roster is not None and abort.generation == roster.generation:
             generation.break_off(broken)
         return Answer(True)
 

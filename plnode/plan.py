@@ -28,9 +28,10 @@ from plnode.model import ModelConfig, StageSpan, explicit_split, plan_split
 from plnode.pipeline.ledger import StepPlan
 from plnode.pipeline.window import cap
 from plnode.stage.boundary import DenseBoundary, id_dtype_for
+from plnode.swarm.receipts import Terms
 from wire.tensor import DType
 
-__all__ = ["RunPlan", "StagePlan", "plan_run", "step_plan"]
+__all__ = ["RunPlan", "StagePlan", "plan_run", "receipt_terms", "step_plan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +167,17 @@ def _boundary(manifest: Manifest) -> DenseBoundary:
     dtype = DType[manifest.boundary.dtype]
     model = manifest.model
     return DenseBoundary(manifest.batch.sequences, model.seq_len, model.dim, dtype, id_dtype_for(model.vocab))
+
+
+def receipt_terms(manifest: Manifest) -> Terms:
+    """What receipts of this run can be about, and what a token earns at each stage."""
+    return Terms(
+        stages=manifest.stages.count,
+        steps=manifest.steps,
+        microbatches=manifest.batch.microbatches,
+        tokens=manifest.tokens_per_microbatch,
+        flops_per_token=tuple(stage.flops_per_token for stage in plan_run(manifest).stages),
+    )
 
 
 def step_plan(manifest: Manifest, step: int) -> StepPlan:

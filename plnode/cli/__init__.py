@@ -29,6 +29,7 @@ _COMMANDS = {
     "join": "Join a run and train one stage of it.",
     "status": "Show what the node on this machine is doing.",
     "doctor": "Check whether this machine can take part in a run.",
+    "receipts": "Check logs of receipts, and compute points from them.",
     "bench": "Measure the line to another member of a run.",
     "demo": "Train a whole swarm on this machine, end to end.",
     "identity": "Show or make this node's identity.",
@@ -70,8 +71,8 @@ def program() -> None:
       plnode join --seeds seeds.txt --manifest run.signed --data my-data
     \b
     Exit codes: 0 done, 1 fault of this program, 2 wrong input, 3 a node died, 4 refused by the swarm, 5 no progress, 6 out of
-    memory, 7 diverged, 8 cannot take part (doctor), 130 interrupted, 143 terminated. A restart helps after 1, 3 and 5. More:
-    plnode exits
+    memory, 7 diverged, 8 cannot take part (doctor), 9 unsound receipts, 130 interrupted, 143 terminated. A restart helps after 1, 3
+    and 5. More: plnode exits
     """
 
 

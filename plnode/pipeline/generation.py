@@ -26,7 +26,7 @@ import trio
 from plnode.collective.accounts import summed
 from plnode.collective.allreduce import Reducer, Spoilt
 from plnode.collective.deadline import Deadline
-from plnode.collective.group import RoundError, StageGroup
+from plnode.collective.group import Agreement, RoundError, StageGroup
 from plnode.collective.messages import REDUCE
 from plnode.pipeline.broken import Broken, short
 from plnode.pipeline.flow import Flow, Ids
@@ -41,7 +41,6 @@ from plnode.swarm.roster import Roster
 from wire.errors import WireError
 from wire.identity import PeerId
 from wire.net import Net, Peer
-from wire.tensor import DType
 
 Fault = TypeVar("Fault", bound=BaseException)
 
@@ -61,6 +60,8 @@ class Work:
     train_ids: Callable[[int, int], Ids]  # (step, index) -> ids (B, L+1)
     heldout_ids: Callable[[int], Ids]
     tokens_per_microbatch: int
+    wire: str = "fp32"  # how gradients travel between replicas, and how they are pooled (collective/allreduce.py)
+    pooling: str = "mean"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,7 @@ class Applied:
     heldout_tokens: int
     grad_norm: float | None
     seconds: float
+    outliers: tuple[PeerId, ...] = ()  # replicas of this stage whose gradient robust pooling weighed down
 
 
 class Generation:
@@ -227,14 +229,11 @@ class Generation:
             for peer_id in self._group.members:
                 if peer_id != self._net.peer_id:
                     self._peer(peer_id)
+            dtype, elements, terms = self._runner.gradient_dtype, self._runner.gradient_elements, self._work
             self._reducer = Reducer(
-                self._net,
-                self._roster.generation,
-                self._group.members,
-                self._runner.gradient_dtype,
-                self._runner.gradient_elements,
-                self._live,
-            )
+                self._net, self._roster.generation, self._group.members, dtype, elements, self._live,
+                wire=terms.wire, pooling=terms.pooling,
+            )  # fmt: skip
 
     def _peer(self, peer_id: PeerId) -> Peer:
         peer = self._net.peer(peer_id)
@@ -260,9 +259,10 @@ class Generation:
             self._nursery.start_soon(self._guarded, None, self._originate, plan)
         agreement = await self._group.agree(plan)
         grad_norm: float | None = None
+        outliers: tuple[PeerId, ...] = ()
         if plan.train:
             if self._reducer is not None:
-                await self._reduce(plan)
+                outliers = await self._reduce(plan, agreement)
             stepped = await self._runner.step(plan.step)
             if stepped.skipped_nonfinite:
                 raise Broken(f"the gradient of stage {self._stage} is not finite in step {plan.step}", self._net.peer_id, fatal=True)
@@ -290,19 +290,21 @@ class Generation:
                 heldout_tokens=heldout_tokens,
                 grad_norm=grad_norm,
                 seconds=seconds,
+                outliers=outliers,
             )
         )
         if plan.train:
             await self._snapshot(plan.step + 1)
 
-    async def _reduce(self, plan: StepPlan) -> None:
+    async def _reduce(self, plan: StepPlan, agreement: Agreement) -> tuple[PeerId, ...]:
         assert self._reducer is not None
+        counts = [sum(map(plan.is_training, account)) for account in agreement.terms.accounts]
         elements = self._runner.gradient_elements
-        vector = np.empty(elements, np.float64) if self._runner.gradient_dtype is DType.fp64 else np.empty(elements, np.float32)
+        vector = np.empty(elements, self._runner.gradient_dtype.numpy)
         await self._runner.export_gradients(vector.data.cast("B"))
         failed: BaseExceptionGroup[WireError | Spoilt] | None = None
         try:
-            await self._reducer.reduce(vector, plan.step)
+            pooled = await self._reducer.reduce(vector, plan.step, counts=counts)
         except* (WireError, Spoilt) as causes:
             failed = causes
         if failed is not None:
@@ -312,6 +314,7 @@ class Generation:
             raise Broken(f"the all-reduce of step {plan.step} failed: {reasons}", culprit)
         self._live()
         await self._runner.import_gradients(vector.data.cast("B"))
+        return pooled.outliers
 
     # -- microbatches ---------------------------------------------------------------------------------------------------------------
     async def _originate(self, plan: StepPlan) -> None:

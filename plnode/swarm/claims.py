@@ -114,6 +114,11 @@ class ClaimTable:
         claimed = self._claims.get(peer)
         return claimed.claim if claimed else None
 
+    def seq_of(self, peer: PeerId) -> int:
+        """The sequence number of its newest claim, -1 without one."""
+        claimed = self._claims.get(peer)
+        return claimed.seq if claimed else -1
+
     def all(self) -> tuple[Claimed, ...]:
         """Every claim, ordered by peer id."""
         return tuple(self._claims[p] for p in sorted(self._claims))
