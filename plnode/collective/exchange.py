@@ -87,7 +87,6 @@ class Exchange:
         self._reports: dict[int, npt.NDArray[np.float64]] = {}
         self._own_report = np.zeros((n + 1, n))
         self._squares = dict.fromkeys(self._owners, 0.0)  # of our contribution, by owner
-        self._scattered = {owner: trio.Event() for owner in self._owners if owner != terms.rank}
         self._weights: tuple[float, ...] = by_work(counts)
         self._outliers: tuple[int, ...] = ()
         self._weighed = trio.Event()
@@ -100,7 +99,7 @@ class Exchange:
     def start(self, nursery: trio.Nursery) -> None:
         """All tasks of this rank; the round is complete when they are."""
         for rank in self._lines:
-            if rank in self._scattered:
+            if rank in self._owners:
                 nursery.start_soon(self._scatter, rank)
                 nursery.start_soon(self._gather, rank)
         if self._mine:
@@ -138,7 +137,6 @@ class Exchange:
                 if self._robust:
                     self._squares[rank] += _square(seen)
                 nursery.start_soon(one, piece, raw, holder)
-        self._scattered[rank].set()
 
     async def _gather(self, rank: int) -> None:
         """Receive `rank`'s reduced share; a piece is replaced only when our contribution in the same memory has left."""
@@ -260,7 +258,7 @@ class Exchange:
         for owner in others:
             raw = await self._lines[owner].mailbox.wait(self._report_key(owner))
             report = from_bytes(raw, DType.fp64, shape)
-            await self._scattered[owner].wait()
+            # An honest owner has all of our contribution by now, so that its norm is complete here too.
             wrong = check_gram(report[:-1].tolist(), self._terms.rank, self._squares[owner])
             share = sum(p.end - p.start for p in self._terms.pieces if p.owner == owner)
             if wrong is None and not (report[-1].min() >= 0 and report[-1].sum() <= share * 1.001):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 import trio
 
-from plnode.collective.allreduce import Pooled, Reducer, Vector
+from plnode.collective.allreduce import Pooled, Reducer, Spoilt, Vector
 from plnode.collective.messages import REDUCE
 from tests.wire.net.worlds import World, member
 from wire.identity import Identity, PeerId
@@ -23,6 +24,12 @@ from wire.tensor import DType
 class Group:
     nets: list[Net]
     reducers: list[Reducer] = field(default_factory=list)
+    pieces: int = 0  # that have arrived, at all members
+    on_piece: Callable[[], None] = lambda: None
+
+    def _piece(self) -> None:
+        self.pieces += 1
+        self.on_piece()
 
     @property
     def ids(self) -> list[PeerId]:
@@ -32,11 +39,9 @@ class Group:
         """A reducer at every member; `own`: settings of each alone."""
         for rank, net in enumerate(self.nets):
             mine = settings | (own[rank] if own else {})
-            self.reducers.append(Reducer(net, 1, self.ids, dtype, elements, lambda: None, **mine))
+            self.reducers.append(Reducer(net, 1, self.ids, dtype, elements, self._piece, **mine))
 
-    async def reduce(
-        self, vectors: Sequence[Vector], step: int = 0, *, only: Sequence[int] | None = None, **settings: Any
-    ) -> list[Pooled]:
+    async def reduce(self, vectors: Sequence[Vector], step: int = 0, *, only: Sequence[int] | None = None, **settings: Any) -> list[Pooled]:
         """One round of all (or `only` some) members; vectors are replaced."""
         found: dict[int, Pooled] = {}
 
@@ -47,6 +52,15 @@ class Group:
             for rank in range(len(self.nets)) if only is None else only:
                 nursery.start_soon(one, rank)
         return [found[rank] for rank in sorted(found)]
+
+    async def broken(self, vectors: Sequence[Vector], step: int = 0, *, after: int, **settings: Any) -> None:
+        """A round that all members break off when `after` pieces have arrived in all."""
+        most = self.pieces + after
+        with trio.CancelScope() as scope:
+            self.on_piece = lambda: scope.cancel() if self.pieces >= most else None
+            await self.reduce(vectors, step, **settings)
+        self.on_piece = lambda: None
+        assert scope.cancelled_caught, "the round has fewer pieces"
 
     async def settled(self) -> None:
         """Until withdrawals have crossed the net and all slots are gone."""
@@ -90,3 +104,18 @@ def in_rank_order(vectors: Sequence[Any]) -> Any:
     for vector in vectors[1:]:
         total += vector
     return total
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            yield from leaves(one)
+    else:
+        yield error
+
+
+async def accused(round_: Callable[[], Any]) -> set[Any]:
+    """Whom the members name in a round that fails."""
+    with pytest.raises(ExceptionGroup) as failed, trio.fail_after(60):
+        await round_()
+    return {error.member for error in leaves(failed.value) if isinstance(error, Spoilt)}
