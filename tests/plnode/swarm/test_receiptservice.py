@@ -259,6 +259,8 @@ async def test_what_is_not_a_neighbours_to_say_is_refused(autojump_clock: Clock,
             assert taken.verdict == Verdict.REFUSED and word in taken.reason, (word, taken)
         assert len(b.receipts()) == 1 and b.service.kept == 1
         assert len(b.told) == 2, "once for each kind of complaint, not for each receipt"
+        # From its place it could attest a stage that this node does not hold.
+        assert "not yours" in (await c.deliver(b, raw(c.identity, b.id, 3, B, [0], step=100))).reason
         # Stage 0 and stage 2 are no neighbours, and two of them who agree cannot pay each other.
         assert "neighbour" in (await a.deliver(c, raw(a.identity, c.id, 2, B, [0], step=100))).reason
 
