@@ -8,7 +8,8 @@ one side only; `settled` that does not wait.
 from __future__ import annotations
 
 import errno
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,7 +21,7 @@ import pytest
 import trio
 import trio.testing
 
-from plnode.swarm import receiptservice
+from plnode.swarm import receiptlog, receiptservice
 from plnode.swarm.points import tally
 from plnode.swarm.receiptcheck import check_logs
 from plnode.swarm.receiptlog import ReceiptLog, segments
@@ -99,6 +100,11 @@ class Row:
                 await node.service.settled()
 
 
+async def at_once(sync: Callable[[], None]) -> None:
+    """No thread: the clock of the tests does not wait for one."""
+    sync()
+
+
 @asynccontextmanager
 async def row(folder: Path, *, run: bool = True) -> AsyncIterator[Row]:
     """Three nodes that know each other, their services running."""
@@ -113,7 +119,7 @@ async def row(folder: Path, *, run: bool = True) -> AsyncIterator[Row]:
             log = ReceiptLog(place)
             service = ReceiptService(
                 one, identity, RUN, terms=TERMS, log=log, sequence=SequenceClock(None), tell=told.append, wall=host.wall_time,
-                random=Random(1),
+                random=Random(1), offload=at_once,
             )  # fmt: skip
             nodes.append(Node(one, host, identity, service, log, place, told))
         for one, other in ((a, b), (b, c), (a, c)):
@@ -152,6 +158,7 @@ async def test_only_what_counted_is_attested_after_a_break(autojump_clock: Clock
         r.work(0)
         for node in r.nodes:
             node.service.aborted(1)
+        assert not r.nodes[1].service.received(r.nodes[0].id, 0, 0, 0, F, 128, 1000, 0.1), "between two generations"
         r.begin(generation=2)
         r.work(0, range(2))
         r.nodes[0].service.voided(r.nodes[1].id, 0)
@@ -164,6 +171,8 @@ async def test_only_what_counted_is_attested_after_a_break(autojump_clock: Clock
         }, "stage 0 says nothing of who was out of the step"  # fmt: skip
         with pytest.raises(ValueError, match="generation 1"):
             r.nodes[0].service.applied(1, 1)
+        with pytest.raises(ValueError, match="generation 3"):
+            r.nodes[0].service.applied(1, 3)
 
 
 async def test_held_out_microbatches_earn_nothing(autojump_clock: Clock, tmp_path: Path) -> None:
@@ -346,15 +355,35 @@ async def test_a_cancel_leaves_the_outbox_and_a_synced_log(autojump_clock: Clock
             await a.service.settled()
 
 
-async def test_the_disk_is_synced_while_it_runs(autojump_clock: Clock, tmp_path: Path) -> None:
+async def test_the_disk_is_synced_while_it_runs(autojump_clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(receiptlog.os, "fsync", lambda fd: synced.append(os.fstat(fd).st_ino))
     async with row(tmp_path) as r:
         r.begin()
         r.work(0)
         r.apply(0)
+        await r.settled()
+        files = {segments(node.folder)[0].stat().st_ino for node in r.nodes}
+        assert not files & set(synced)
         await trio.sleep(receiptservice.SYNC_S + 1)
-        with trio.fail_after(60):
-            while any(node.log.unsynced() is not None for node in r.nodes):
-                await trio.sleep(1)
+        assert sorted(files) == sorted(synced[-3:])
+        await trio.sleep(5 * receiptservice.SYNC_S)
+        assert sum(inode in files for inode in synced) == 3, "nothing new, nothing to do"
+
+
+async def test_a_disk_that_cannot_sync_is_told(autojump_clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with row(tmp_path) as r:
+        r.begin()
+        r.work(0)
+        r.apply(0)
+
+        def fail(fd: int) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(receiptlog.os, "fsync", fail)
+            await trio.sleep(receiptservice.SYNC_S + 1)
+        assert [len(node.told) for node in r.nodes] == [1] * 3 and "Input/output" in r.nodes[0].told[0]
 
 
 def sealed(worker: PeerId, size: int = 10) -> Sealed:
