@@ -158,7 +158,7 @@ async def test_only_what_counted_is_attested_after_a_break(autojump_clock: Clock
         r.work(0)
         for node in r.nodes:
             node.service.aborted(1)
-        assert not r.nodes[1].service.received(r.nodes[0].id, 0, 0, 0, F, 128, 1000, 0.1), "between two generations"
+        assert not r.nodes[1].service.received(r.nodes[0].id, 0, 1, 0, F, 128, 1000, 0.1), "between two generations"
         r.begin(generation=2)
         r.work(0, range(2))
         r.nodes[0].service.voided(r.nodes[1].id, 0)
