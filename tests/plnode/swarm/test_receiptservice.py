@@ -1,7 +1,6 @@
 """Receipts between three neighbours on the in-memory internet: what was applied reaches whom it is about, and nobody can pay himself.
 
-Mutations that were tried, each fails a test here: each line of `_objection` left out; a refusal that is resent; "later" taken as an answer;
-no age in the outbox; `seen` not looked at, or not bounded; `applied` that seals what another generation gathered; a receipt kept by
+Mutations that were tried, each fails a test here: each line of `_objection` left out; a refusal that is resent; "later" taken as an answer; `seen` not looked at, or not bounded; `applied` that seals what another generation gathered; a receipt kept by
 one side only; `settled` that does not wait.
 """
 
@@ -25,10 +24,10 @@ from plnode.swarm import receiptlog, receiptservice
 from plnode.swarm.points import tally
 from plnode.swarm.receiptcheck import check_logs
 from plnode.swarm.receiptlog import ReceiptLog, segments
-from plnode.swarm.receipts import MOST_MICROBATCHES, Kind, Receipt, Sealed, Terms
-from plnode.swarm.receiptservice import RECEIPTS, Deliver, Outbox, ReceiptService, Taken, Verdict
+from plnode.swarm.receipts import MOST_MICROBATCHES, Kind, Receipt, Terms
+from plnode.swarm.receiptservice import RECEIPTS, Deliver, ReceiptService, Taken, Verdict
 from plnode.swarm.roster import Roster
-from tests.plnode.swarm.receiptworld import IDS, PEOPLE, raw
+from tests.plnode.swarm.receiptworld import IDS, raw
 from tests.wire.net.worlds import RUN
 from tests.wire.sim.rooms import member
 from wire.envelope import SequenceClock
@@ -332,7 +331,7 @@ async def test_a_refused_receipt_is_told_and_not_sent_again(autojump_clock: Cloc
         assert a.service.delivered == 0 and len(a.told) == 1 and "refused a receipt" in a.told[0]
 
 
-# -- cancels, ends, and the outbox
+# -- cancels and ends
 
 
 async def test_a_cancel_leaves_the_outbox_and_a_synced_log(autojump_clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,34 +383,3 @@ async def test_a_disk_that_cannot_sync_is_told(autojump_clock: Clock, tmp_path: 
             patch.setattr(receiptlog.os, "fsync", fail)
             await trio.sleep(receiptservice.SYNC_S + 1)
         assert [len(node.told) for node in r.nodes] == [1] * 3 and "Input/output" in r.nodes[0].told[0]
-
-
-def sealed(worker: PeerId, size: int = 10) -> Sealed:
-    return Sealed(worker, 1, 0, bytes(size))
-
-
-def test_the_outbox_gives_up_what_is_too_old() -> None:
-    box = Outbox(keep=3)
-    first = sealed(IDS[0])
-    box.step((first,))
-    box.step((sealed(IDS[0]), sealed(IDS[1])))
-    box.step(())
-    assert len(box) == 3 and box.oldest(IDS[0]) is first
-    box.step(())
-    assert len(box) == 2 and box.given_up == 1
-    box.answered(first)
-    assert len(box) == 2, "an answer that comes too late takes no other letter"
-    box.step(())
-    assert len(box) == 0 == box.held_bytes and box.workers() == () and box.given_up == 3
-
-
-def test_the_outbox_is_bounded_in_bytes_and_drops_the_oldest() -> None:
-    box = Outbox(keep=100, max_bytes=100)
-    for number in range(12):
-        box.step((sealed(IDS[number % 2], 30),))
-        assert box.held_bytes <= 100
-    assert len(box) == 3 and box.given_up == 9 and {IDS[0], IDS[1]} == set(box.workers())
-
-
-def test_people_are_apart() -> None:
-    assert len({person.peer_id for person in PEOPLE}) == len(PEOPLE)
