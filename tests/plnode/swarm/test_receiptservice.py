@@ -1,7 +1,8 @@
 """Receipts between three neighbours on the in-memory internet: what was applied reaches whom it is about, and nobody can pay himself.
 
-Mutations that were tried, each fails a test here: each line of `_objection` left out; a refusal that is resent; "later" taken as an answer; `seen` not looked at, or not bounded; `applied` that seals what another generation gathered; a receipt kept by
-one side only; `settled` that does not wait.
+Mutations that were tried, each fails a test here: each line of `_objection` left out; a refusal that is resent; "later" taken as an answer;
+`seen` not looked at, or not bounded; `applied` that seals what another generation gathered; a receipt kept by one side only; `settled`
+that does not wait.
 """
 
 from __future__ import annotations
