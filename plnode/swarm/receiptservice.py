@@ -31,7 +31,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -168,10 +168,13 @@ class ReceiptService:
         tell: Callable[[str], None] = lambda text: None,
         wall: Callable[[], float] = time.time,
         random: Random | None = None,
+        offload: Callable[[Callable[[], None]], Awaitable[None]] = trio.to_thread.run_sync,
     ) -> None:
-        """`sequence`: the node's one clock of statements.  `tell`: a sentence about what went wrong, for the node's notices."""
+        """`sequence`: the node's one clock of statements.  `tell`: a sentence about what went wrong, for the node's notices.
+        `offload`: runs an fsync, which may take long, beside the loop."""
         self._net, self._run_id, self._terms, self._log = net, run, terms, log
         self._tell, self._wall, self._random = tell, wall, random or Random(identity.peer_id.raw)
+        self._offload = offload
         self._book = ReceiptBook(identity, run, sequence)
         self._outbox = Outbox()
         self._epochs: dict[int, _Epoch] = {}
@@ -344,7 +347,7 @@ class ReceiptService:
             if (sync := self._log.unsynced()) is not None:
                 try:
                     with trio.CancelScope(shield=True):  # it holds a descriptor, and what it does cannot be broken off
-                        await trio.to_thread.run_sync(sync)
+                        await self._offload(sync)
                 except OSError as refused:
                     self._tell_once("disk", None, f"receipts may not be on the disk: {refused}")
 
