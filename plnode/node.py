@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from plnode import deadlines
 from plnode.exits import BadInput, ExitCode, Outcome
 from plnode.heard import told
 from plnode.lastword import LastWord
@@ -54,7 +55,6 @@ async def run_node(settings: Settings, signed: SignedManifest, identity: Identit
         recorder.emit(e.Notice(silent_end))
     last_word.begin(limit_bytes=limit)
     recorder.add(last_word)
-    from plnode import deadlines
     from plnode.participant import Participant  # brings torch, which a seed does not need
     from plnode.plan import plan_run
     from plnode.workload.lm import JobError, LanguageModel
