@@ -50,9 +50,10 @@ NAMES: Mapping[str, tuple[str, str]] = {
     "muster.SHUNNED_S": ("plnode.swarm.muster", "SHUNNED_S"),
     "group.BEGIN_S": ("plnode.collective.group", "BEGIN_S"),
     "participant.CALL_S": ("plnode.participant", "CALL_S"),
-    "participant.ABORT_CALL_S": ("plnode.participant", "ABORT_CALL_S"),
+    "alarm.ABORT_CALL_S": ("plnode.alarm", "ABORT_CALL_S"),
     "participant.SILENCE_FLOOR_S": ("plnode.participant", "SILENCE_FLOOR_S"),
     "participant.SILENCE_CEILING_S": ("plnode.participant", "SILENCE_CEILING_S"),
+    "participant.SETTLE_S": ("plnode.participant", "SETTLE_S"),
     "participant.LEAVE_S": ("plnode.participant", "LEAVE_S"),
     "leaving.EXIT_S": ("plnode.leaving", "EXIT_S"),
     "leaving.GOODBYES_S": ("plnode.leaving", "GOODBYES_S"),
@@ -119,9 +120,10 @@ RULES: tuple[Rule, ...] = (
     Rule((("muster.VOTE_S", 2.0),), "group.BEGIN_S", "a word for a generation waits through vote and commit"),
     _in("group.BEGIN_S", "participant.CALL_S", "a call reaches a member that has not begun yet"),
     _in("participant.CALL_S", "participant.SILENCE_FLOOR_S", "a call that fails names its member before the generation counts as silent"),
-    _in("participant.ABORT_CALL_S", "participant.CALL_S", "a broken generation is left sooner than it would be waited for"),
+    _in("alarm.ABORT_CALL_S", "participant.CALL_S", "a broken generation is left sooner than it would be waited for"),
     _in("participant.SILENCE_FLOOR_S", "participant.SILENCE_CEILING_S", "the deadline has room"),
     # leaving
+    _in("participant.SETTLE_S", "participant.LEAVE_S", "who still delivers receipts is waited for"),
     _in("membership.CALL_S", "participant.LEAVE_S", "the last word is answered within the time for leaving"),
     _in("wire.GOODBYE_S", "leaving.GOODBYES_S", "the network's goodbyes end within the time for them"),
     Rule(

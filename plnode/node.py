@@ -7,8 +7,8 @@ starts in a fifth of the time and a tenth of the memory.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,7 @@ from plnode.observe.status import Status, serve_status
 from plnode.peerlines import peer_line
 from plnode.settings import Settings
 from plnode.swarm.claims import NodeState
+from plnode.swarm.receiptlog import FOLDER, ReceiptLog
 from wire.identity import Identity, PeerId
 from wire.net import BindFailed, Net, NetEvent, RelayOffer, SeedList, SeedListError, open_net
 from wire.net.perf import serve_perf
@@ -75,16 +76,18 @@ async def run_node(settings: Settings, signed: SignedManifest, identity: Identit
     seeds = _seeds(settings, signed.owner, signed.run_id)
     async with _network(settings, identity, recorder, run=signed.run_id, seeds=seeds) as (net, events, watch):
         serve_perf(net)
-        participant = Participant(net, settings, signed, job, identity, recorder)
-        started = e.NodeStarted(str(net.peer_id), settings.name, tuple(str(a) for a in net.addresses), settings.device, settings.threads)
-        recorder.emit(started)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(participant.follow, events)
-            nursery.start_soon(participant.membership.run)
-            nursery.start_soon(_report, recorder, lambda: _node_status(participant, net, settings, watch))
-            outcome = await participant.run()
-            recorder.emit(_node_status(participant, net, settings, watch))
-            nursery.cancel_scope.cancel()
+        with _receipt_log(settings, recorder) as log:
+            participant = Participant(net, settings, signed, job, identity, recorder, log)
+            addresses = tuple(str(a) for a in net.addresses)
+            recorder.emit(e.NodeStarted(str(net.peer_id), settings.name, addresses, settings.device, settings.threads))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(participant.follow, events)
+                nursery.start_soon(participant.membership.run)
+                nursery.start_soon(participant.receipts.run)
+                nursery.start_soon(_report, recorder, lambda: _node_status(participant, net, settings, watch))
+                outcome = await participant.run()
+                recorder.emit(_node_status(participant, net, settings, watch))
+                nursery.cancel_scope.cancel()
     return outcome
 
 
@@ -100,6 +103,21 @@ async def run_seed(settings: Settings, identity: Identity, recorder: Recorder, r
                 if (event_for_people := told(event, lambda _: None)) is not None:
                     recorder.emit(event_for_people)
     return Outcome(ExitCode.OK, "the seed has stopped")
+
+
+@contextmanager
+def _receipt_log(settings: Settings, recorder: Recorder) -> Iterator[ReceiptLog]:
+    """The receipts in the data folder, open for appending.  Raises BadInput."""
+    folder = settings.data_dir / FOLDER
+    try:
+        log = ReceiptLog(folder, tell=lambda text: recorder.emit(e.Notice(text)))
+    except OSError as refused:
+        raise BadInput(f"the receipts cannot be kept in {folder}: {refused.strerror}", "Mend that folder, or move it away.") from None
+    try:
+        yield log
+    finally:
+        with suppress(OSError):  # what is not on the disk is in the other neighbours' logs
+            log.close()
 
 
 def _seeds(settings: Settings, owner: PeerId | None, run: bytes | None) -> SeedList | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import psutil
 import trio
 
+from plnode.alarm import Alarm
 from plnode.collective.deadline import Deadline
 from plnode.collective.group import Rounds, StageGroup
 from plnode.collective.messages import REDUCE
@@ -34,8 +34,9 @@ from plnode.pipeline.broken import Broken
 from plnode.pipeline.generation import Applied, Generation, Work
 from plnode.pipeline.hops import BOUNDARY
 from plnode.pipeline.ledger import Ledger, StepPlan
+from plnode.pipeline.microbatch import Microbatch
 from plnode.pipeline.totals import Totals
-from plnode.plan import plan_run, step_plan
+from plnode.plan import plan_run, receipt_terms, step_plan
 from plnode.settings import Settings
 from plnode.stage.boundary import DenseBoundary
 from plnode.stage.errors import MemoryPlanError, SnapshotError, StageError, StageMemoryError
@@ -45,21 +46,22 @@ from plnode.stage.snapshots import SnapshotStore
 from plnode.swarm.assignment import Need, assign, candidates
 from plnode.swarm.claims import NodeState, StageClaim
 from plnode.swarm.membership import Membership, micronats
-from plnode.swarm.messages import ABORT, Abort, Answer
 from plnode.swarm.muster import Muster
+from plnode.swarm.receiptlog import ReceiptLog
+from plnode.swarm.receiptservice import ReceiptService
 from plnode.swarm.roster import Roster
 from plnode.workload.lm import LanguageModel
 from wire.envelope import SequenceClock
-from wire.errors import WireError, printable
+from wire.errors import printable
 from wire.identity import Identity, PeerId
-from wire.net import Net, NetEvent, Peer, PeerLost
+from wire.net import Net, NetEvent, PeerLost
 
 SILENCE_FLOOR_S, SILENCE_CEILING_S = 60.0, 300.0
 """A generation in which nothing happens is broken off: at 4 × what was usual, within these bounds.  The floor leaves room for a
 machine that swaps or a laptop that was closed for a moment; the ceiling is for the first steps of a large stage."""
 CLAIM_EVERY_S = 2.0
 CALL_S = 30.0  # one word within a group; longer than it may wait for a generation to begin (group.BEGIN_S), shorter than silence
-ABORT_CALL_S = 5.0
+SETTLE_S = 10.0  # for the last receipts: neighbours are there until all have finished; who is gone does not hold us up
 LEAVE_S = 60.0  # the last held-out microbatches and a snapshot of a large stage; then somebody else's trouble is not ours
 POOL_LEAST_BYTES = 1 << 30  # of host buffers; the plan's figure is for one origin, and slots are posted ahead of use
 PAUSE_MOST_S = 60.0  # a broken swarm that tries for ever must not keep its machines busy with it
@@ -69,7 +71,14 @@ class Participant:
     """One node of one run, from its first claim to the end of the run."""
 
     def __init__(
-        self, net: Net, settings: Settings, signed: SignedManifest, job: LanguageModel, identity: Identity, recorder: Recorder
+        self,
+        net: Net,
+        settings: Settings,
+        signed: SignedManifest,
+        job: LanguageModel,
+        identity: Identity,
+        recorder: Recorder,
+        log: ReceiptLog,
     ) -> None:
         self._net, self._settings = net, settings
         self._manifest, self._run = signed.manifest, signed.run_id
@@ -96,6 +105,10 @@ class Participant:
             step=max(steps, default=0), snapshots=steps, memory_bytes=min(self._memory, 2**62), microbatches_per_hour=0,
         )  # fmt: skip
         self.membership = Membership(net, identity, self._run, self._sequence, claim)
+        self.receipts = ReceiptService(
+            net, identity, self._run, terms=receipt_terms(signed.manifest), log=log, sequence=self._sequence,
+            tell=lambda text: recorder.emit(e.Notice(text)),
+        )  # fmt: skip
         self._rounds = Rounds(net)
         self._muster = Muster(
             net, identity, self._run, self.membership, self.waits, stages=self._manifest.stages.count,
@@ -108,13 +121,11 @@ class Participant:
         self._roster: Roster | None = None
         self._claimed_at = 0.0
         self._fruitless = 0
-        self._aborts: deque[tuple[int, PeerId, Broken]] = deque(maxlen=8)
         self._tasks: trio.Nursery | None = None
-        self._spread_generation = 0
         self._diverged: int | None = None
         self.lost_microbatches = 0
         self.totals = Totals(self._manifest.tokens_per_microbatch)
-        net.serve_calls(ABORT, Abort, self._on_abort)
+        self._alarm = Alarm(net, lambda: self._roster, self._break_off)
         for protocol in (BOUNDARY, REDUCE):
             net.serve_channel(protocol, step_field=0)  # their keys begin with the era
 
@@ -139,6 +150,8 @@ class Participant:
                 continue
             self._recorder.emit(e.RunFinished(self._manifest.steps))
             self._roster = None
+            with trio.move_on_after(SETTLE_S):
+                await self.receipts.settled()
             await self._leave_together(roster)
             return Outcome(ExitCode.OK, f"the run is complete after {self._manifest.steps} steps")
 
@@ -204,6 +217,7 @@ class Participant:
         # Attached before the stage is built: a replica that is ready sooner may report its work to one that is not.
         group = StageGroup(self._net, self._identity, roster, stage, self.ledger.account, self._plan, call_s=lambda: CALL_S)
         self._rounds.attach(group)
+        self.receipts.began(roster)
         try:
             async with open_runner(
                 lambda: self._job.build_stage(stage),
@@ -228,6 +242,7 @@ class Participant:
             raise Broken(f"{self._settings.name} (stage {stage}): {failed}", self._net.peer_id, failed=mine) from failed
         finally:
             self._rounds.detach()
+            self.receipts.aborted(roster.generation)
             self.totals.end()
             self.generation = None
 
@@ -253,10 +268,11 @@ class Participant:
                 group=group,
                 ledger=self.ledger,
                 random=self._random,
-                on_applied=self._applied,
+                on_applied=lambda applied: self._applied(roster.generation, applied),
                 on_broken=lambda broken: self._spread(roster, broken),
                 snapshot=lambda step: self._keeper.save(runner, step, stage, roster.generation, writers),
                 silence=Deadline(floor_s=SILENCE_FLOOR_S, ceiling_s=SILENCE_CEILING_S),
+                attest=self._attest,
             )
             self.totals.begin(stage, self.generation, runner)
             try:
@@ -269,9 +285,8 @@ class Participant:
 
     def _check(self, roster: Roster) -> None:
         """What happened to the generation while this node built its stage."""
-        for generation, sender, broken in self._aborts:
-            if generation == roster.generation and roster.stage_of(sender) is not None:
-                raise broken
+        if (broken := self._alarm.heard_of(roster)) is not None:
+            raise broken
         for member, stage in roster.members:
             if not self.membership.connected(member):
                 raise Broken(f"lost {member.short} of stage {stage} before the generation began", member)
@@ -294,9 +309,14 @@ class Participant:
     def _plan(self, step: int) -> StepPlan:
         return step_plan(self._manifest, step)
 
-    def _applied(self, applied: Applied) -> None:
+    def _attest(self, worker: PeerId, stage: int, microbatch: Microbatch, kind: int, size_bytes: int, seconds: float) -> None:
+        tokens = self._manifest.tokens_per_microbatch
+        self.receipts.received(worker, stage, microbatch.step, microbatch.index, kind, tokens, size_bytes, seconds)
+
+    def _applied(self, generation: int, applied: Applied) -> None:
         manifest = self._manifest
         if applied.trained:
+            self.receipts.applied(applied.step, generation)
             self.progress.done(applied.step, applied.loss)
             tokens = manifest.batch.tokens
             self._recorder.emit(e.StepDone(applied.step, applied.loss, tokens, applied.seconds, applied.grad_norm, False))
@@ -325,33 +345,12 @@ class Participant:
         return None
 
     def _spread(self, roster: Roster, broken: Broken) -> None:
-        """Tell the members, once a generation, and without waiting for this node's own end of it."""
-        if broken.told or self._spread_generation >= roster.generation or self._tasks is None:
-            return
-        self._spread_generation = roster.generation
-        culprit = broken.culprit.raw if broken.culprit is not None else b""
-        abort = Abort(roster.generation, self.progress.step, printable(broken.reason), culprit)
-        for member, _ in roster.members:
-            if (peer := self._net.peer(member)) is not None:
-                self._tasks.start_soon(self._tell, peer, abort)
+        """Tell the members without waiting for this node's own end of the generation."""
+        self._alarm.spread(roster, self.progress.step, broken, self._tasks)
 
-    async def _tell(self, peer: Peer, abort: Abort) -> None:
-        try:
-            await peer.call(ABORT, abort, Answer, deadline_s=ABORT_CALL_S)
-        except WireError:
-            return  # it is gone, or has noticed by itself
-
-    async def _on_abort(self, peer: Peer, abort: Abort) -> Answer:
-        roster, generation = self._roster, self.generation
-        if roster is not None and (abort.generation < roster.generation or roster.stage_of(peer.peer_id) is None):
-            return Answer(False, f"generation {abort.generation} is over, or you are not in it")
-        culprit = PeerId(abort.culprit) if len(abort.culprit) == 32 else None
-        # Whether it is fatal is for each node to see itself: nobody can stop others by saying so.
-        broken = Broken(f"{peer.peer_id.short} says: {printable(abort.reason)}", culprit, told=True)
-        self._aborts.append((abort.generation, peer.peer_id, broken))
-        if generation is not None and roster is not None and abort.generation == roster.generation:
-            generation.break_off(broken)
-        return Answer(True)
+    def _break_off(self, broken: Broken) -> None:
+        if self.generation is not None:
+            self.generation.break_off(broken)
 
     # -- what happens around it ---------------------------------------------------------------------------------------------------
     async def follow(self, events: trio.MemoryReceiveChannel[NetEvent]) -> None:
@@ -375,9 +374,8 @@ class Participant:
         if (stage := self._roster.stage_of(peer_id)) is not None:
             name = f"{printable(claim.name)} ({peer_id.short})" if claim is not None else peer_id.short
             broken = Broken(f"lost {name} of stage {stage} in step {self.progress.step}: {reason}", peer_id)
-            self._aborts.append((self._roster.generation, self._net.peer_id, broken))
-            if self.generation is not None:
-                self.generation.break_off(broken)
+            self._alarm.note(self._roster, broken)
+            self._break_off(broken)
 
     def _stage_of(self, peer_id: PeerId) -> int | None:
         claim = self.membership.claim_of(peer_id)

@@ -18,12 +18,14 @@ import trio
 from plnode.pipeline.broken import Broken
 from plnode.pipeline.hops import Downstream, Edges, Upstream
 from plnode.pipeline.ledger import Ledger
-from plnode.pipeline.microbatch import Input, Microbatch
+from plnode.pipeline.microbatch import BACKWARD, FORWARD, Input, Microbatch
 from plnode.stage.jobs import Forwarded, NonFinite, Where
 from plnode.stage.runner import StageRunner
 from wire.identity import PeerId
 
 Ids = npt.NDArray[np.int64]
+Attest = Callable[[PeerId, int, Microbatch, int, int, float], object]
+"""(worker, its stage, microbatch, FORWARD or BACKWARD, bytes, seconds waited): valid work of a neighbour is here."""
 
 
 @dataclass(slots=True)
@@ -37,7 +39,8 @@ class Waiter:
 class Flow:
     """Carries microbatches through this replica.
 
-    `counted()` is called when the account has grown, `alive()` when a neighbour has given a sign of life.
+    `counted()` is called when the account has grown, `alive()` when a neighbour has given a sign of life, `attest` for each training
+    activation and gradient that came and was finite.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Flow:
         ledger: Ledger,
         counted: Callable[[], None],
         alive: Callable[[], None],
+        attest: Attest,
     ) -> None:
         self._me = me
         self._stage = stage
@@ -60,6 +64,7 @@ class Flow:
         self._ledger = ledger
         self._counted = counted
         self._alive = alive
+        self._attest = attest
         self._waiters: dict[Microbatch, Waiter] = {}
         self.sent_forward_bytes = 0
         self.sent_backward_bytes = 0
@@ -78,6 +83,7 @@ class Flow:
 
     async def train(self, microbatch: Microbatch, payload: memoryview | None, ids: Ids | None, hop: Upstream | None) -> None:
         number = (microbatch.step, microbatch.index)
+        waited_s = hop.waited_s if hop is not None else 0.0  # before another one of the same neighbour arrives
         if not self._last:
             self._waiters[microbatch] = Waiter(trio.Event())
         self._ledger.apply(microbatch, Input.START_FORWARD)
@@ -87,10 +93,12 @@ class Flow:
             gradient, ready = forward.gradient, forward.ready
             self.microbatch_s = forward.seconds
             self._finite(microbatch, forward, hop)
+            self._attest_forward(microbatch, hop, waited_s)
             self._accumulated(microbatch, forward.loss_sum or 0.0)
         else:
             assert forward.payload is not None
             self._finite(microbatch, forward, hop)
+            self._attest_forward(microbatch, hop, waited_s)
             self._ledger.apply(microbatch, Input.ACTIVATION_READY)
             sent = time.monotonic()
             down = await self._edges.send_forward(microbatch, forward.payload, forward.ready, wants_gradient=True)
@@ -101,13 +109,15 @@ class Flow:
             await waiter.arrived.wait()
             del self._waiters[microbatch]
             assert waiter.payload is not None
-            down.observe_service(time.monotonic() - sent, down.outstanding)
+            answered_s = time.monotonic() - sent
+            down.observe_service(answered_s, down.outstanding)
             self._ledger.apply(microbatch, Input.START_BACKWARD)
             backward = await self._runner.backward(number, waiter.payload)
             self._runner.release(waiter.payload)
             self._alive()
             if backward.nonfinite is not None:
                 raise self._not_finite(microbatch, backward.nonfinite, sent_by=down.peer_id)
+            self._attest(down.peer_id, self._stage + 1, microbatch, BACKWARD, self._edges.gradient_bytes, answered_s)
             gradient, ready = backward.payload, backward.ready
             self.microbatch_s = forward.seconds + backward.seconds
             self._accumulated(microbatch, 0.0)
@@ -139,6 +149,10 @@ class Flow:
         if hop is not None and payload is not None:
             self._runner.release(payload)
             self._edges.grant(hop)
+
+    def _attest_forward(self, microbatch: Microbatch, hop: Upstream | None, waited_s: float) -> None:
+        if hop is not None:
+            self._attest(hop.peer_id, self._stage - 1, microbatch, FORWARD, self._edges.activation_bytes, waited_s)
 
     def _accumulated(self, microbatch: Microbatch, loss_sum: float) -> None:
         self._ledger.apply(microbatch, Input.ACCUMULATED if self._stage > 0 else Input.ACCUMULATED_AT_SOURCE, loss_sum)

@@ -29,7 +29,7 @@ from plnode.collective.deadline import Deadline
 from plnode.collective.group import Agreement, RoundError, StageGroup
 from plnode.collective.messages import REDUCE
 from plnode.pipeline.broken import Broken, short
-from plnode.pipeline.flow import Flow, Ids
+from plnode.pipeline.flow import Attest, Flow, Ids
 from plnode.pipeline.hops import BOUNDARY, Edges, HopLost, Upstream
 from plnode.pipeline.ledger import Ledger, LedgerError, StepPlan
 from plnode.pipeline.microbatch import Microbatch, era
@@ -98,6 +98,7 @@ class Generation:
         on_broken: Callable[[Broken], None],
         snapshot: Callable[[int], Awaitable[None]],
         silence: Deadline,
+        attest: Attest,
     ) -> None:
         self._net = net
         self._roster = roster
@@ -115,15 +116,9 @@ class Generation:
         self._origin = self._origins.index(net.peer_id) if stage == 0 else -1
         self._last = stage == work.stages - 1
         self.edges = Edges(
-            roster.generation,
-            stage,
-            runner,
-            boundary_in,
-            boundary_out,
-            self._may_receive,
-            random,
+            roster.generation, stage, runner, boundary_in, boundary_out, self._may_receive, random,
             in_index_order=roster.one_replica_a_stage,
-        )
+        )  # fmt: skip
         self._window = Window(work.stages, work.plan(roster.step).total or 1)
         self._window_changed = trio.Event()
         self._in_window = 0
@@ -143,6 +138,7 @@ class Generation:
             ledger=ledger,
             counted=group.account_changed,
             alive=self._live,
+            attest=attest,
         )
 
     # -- the outside -----------------------------------------------------------------------------------------------------------
@@ -335,6 +331,7 @@ class Generation:
         assert self._nursery is not None
         while True:
             received = await hop.receiver.receive()
+            hop.came()
             _, _, _, microbatch = Microbatch.from_key(received.key)
             self._live()
             self.ledger.admit(microbatch, self._work.plan(microbatch.step))

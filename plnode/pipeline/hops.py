@@ -80,11 +80,18 @@ class Downstream:
 
 @dataclass(slots=True)
 class Upstream:
-    """One replica of the stage before."""
+    """One replica of the stage before.  `waited_s`: between its two newest activations, or from the opening to its first."""
 
     peer_id: PeerId
     sender: TensorSender
     receiver: TensorReceiver
+    came_at: float = field(default_factory=time.monotonic)
+    waited_s: float = 0.0
+
+    def came(self) -> None:
+        """An activation is here."""
+        now = time.monotonic()
+        self.waited_s, self.came_at = now - self.came_at, now
 
 
 class Edges:
@@ -162,6 +169,16 @@ class Edges:
         for up in self.upstream.values():
             up.sender.close()
             up.receiver.close()
+
+    @property
+    def activation_bytes(self) -> int:
+        """Of one that comes from the stage before; 0 at the first."""
+        return self._in.forward_bytes if self._in is not None else 0
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of one that comes from the stage after; 0 at the last."""
+        return self._out.backward_bytes if self._out is not None else 0
 
     @property
     def credits(self) -> int:

@@ -251,5 +251,6 @@ def _replica(
         on_broken=lambda broken: None,
         snapshot=no_snapshot,
         silence=Deadline(floor_s=600.0, ceiling_s=600.0),
+        attest=lambda *work: None,
     )
     return Replica(stage, runner, ledger, generation, applied)
