@@ -115,14 +115,18 @@ def show_history(file: Path, plot: Path) -> None:
 
 
 def _show(bench: Callable[[Any], Awaitable[Report]], plan: Any, *, as_json: bool, history: str) -> None:
+    report: Report | None = None
+    exit_code = 0
     try:
         report = trio.run(bench, plan)
     except* BenchFailed as failed:
         for problem in _leaves(failed):
             click.echo(f"bench: {problem}", err=True)
-        sys.exit(1)
+        exit_code = 1
     except* KeyboardInterrupt:
-        sys.exit(130)
+        exit_code = 130
+    if report is None:  # not from within: before Python 3.11.4 what leaves an except* comes out in a group
+        sys.exit(exit_code)
     width = shutil.get_terminal_size((PIPE_COLUMNS, 24)).columns if sys.stdout.isatty() else PIPE_COLUMNS
     click.echo(report.text(width))
     if history:
